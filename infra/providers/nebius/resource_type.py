@@ -18,7 +18,6 @@ from infra.providers.engine.provider import UNKNOWN, Diff, Failure, ProviderErro
 from infra.providers.nebius.schema import (
     Reading,
     Schema,
-    canonical,
     enum_word,
     is_map,
     message_of,
@@ -158,18 +157,15 @@ class ResourceType:
         if metadata.get("parent_id") is None:
             reading.refuse("metadata.parent_id", "declare it: the SDK's own default can be wrong")
         request = self._message("Create")
-        declared = {key: metadata[key] for key in _METADATA if key in metadata}
-        reading.fill(request.metadata, declared, "metadata")
-        reading.fill(request.spec, spec, "spec")
+        declared = {key: value for key, value in metadata.items() if key in _METADATA}
+        clean = {
+            "metadata": reading.fill(request.metadata, declared, "metadata"),
+            "spec": reading.fill(request.spec, spec, "spec"),
+        }
         request.spec.SetInParent()
         if reading.problems:
             return inputs, reading.problems
         reading.problems += self._broken_rules(request, reading.unknown)
-        fields = self.resource.fields_by_name
-        clean = {
-            "metadata": canonical(self.schema, message_of(fields["metadata"]), metadata),
-            "spec": canonical(self.schema, message_of(fields["spec"]), spec),
-        }
         return clean, reading.problems
 
     def _broken_rules(self, request: Any, unknown: list[str]) -> list[Failure]:
@@ -264,7 +260,6 @@ _STEP: Final = re.compile(r'\["((?:[^"\\]|\\.)*)"\]|\[(\d+)\]|([^.\[]+)')
 _STABLE: Final = ("id",)
 # No rule in the descriptors says so, but what lies beyond the new end would be lost.
 _NEVER_SHRINK: Final = ("computedisk", "computefilesystem")
-_GIB: Final = 1 << 30
 
 
 def find_changes(kind: ResourceType, old: dict[str, Any], new: dict[str, Any]) -> Diff:
@@ -311,8 +306,8 @@ def shrunk(kind: ResourceType, old: dict[str, Any], new: dict[str, Any]) -> list
         return []
     if find_changes(kind, old, new).replaces:
         return []
-    sizes = f"{after[1] / _GIB:g} GiB, but it has {before[1] / _GIB:g} GiB"
-    advice = f"declare {before[1] / _GIB:g} GiB or more, or copy the data to a new one"
+    sizes = f"{after[1] / GIB:g} GiB, but it has {before[1] / GIB:g} GiB"
+    advice = f"declare {before[1] / GIB:g} GiB or more, or copy the data to a new one"
     return [(f"spec.{after[0]}", f"{sizes} and cannot shrink; {advice}")]
 
 

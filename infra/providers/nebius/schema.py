@@ -11,9 +11,9 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from datetime import datetime
-from functools import cache, cached_property, partial
+from functools import cache, cached_property
 from graphlib import TopologicalSorter
 from importlib.metadata import version
 from pathlib import Path
@@ -264,19 +264,30 @@ class Reading:
         """Notes a value that does not fit."""
         self.problems.append((path, reason))
 
-    def fill(self, message: Any, values: Any, path: str) -> None:
-        """Sets the message's fields from a mapping; unknown values stay unset."""
+    def fill(self, message: Any, values: Any, path: str) -> dict[str, Any]:
+        """Sets the message's fields from a mapping; unknown values stay unset.
+
+        Returns the mapping with every value in its one spelling.
+        """
+        fields = message.DESCRIPTOR.fields_by_name
+        new: dict[str, Any] = {}
+        spelled: dict[str, Any] = {}
         for key, value in self._pairs(values, path):
             at = f"{path}.{key}" if path else str(key)
-            own = message.DESCRIPTOR.fields_by_name.get(key)
-            if own is None:
-                self.refuse(at, unknown_key(key, message.DESCRIPTOR.fields_by_name))
-            elif value is UNKNOWN:
-                self.unknown.append(at)
-                if own.containing_oneof is not None:
-                    self.unknown.append(f"{path}.{own.containing_oneof.name}")
+            if key not in fields:
+                self.refuse(at, unknown_key(key, fields))
             elif value is not None:
-                self._fill_field(message, own, value, at)
+                oneof = fields[key].containing_oneof
+                rivals = () if oneof is None else (each.name for each in oneof.fields)
+                other = next((name for name in rivals if new.get(name) is not None), None)
+                if other is not None and value is not UNKNOWN:
+                    self.refuse(at, f"excludes {other}; declare one of the two")
+                    continue
+                new[key], spelled[key] = self._field(fields[key], value, at)
+                if oneof is not None and value is UNKNOWN:
+                    self.unknown.append(f"{path}.{oneof.name}")
+        message.MergeFrom(type(message)(**new))
+        return spelled
 
     def _pairs(self, values: Any, path: str) -> Iterable[tuple[Any, Any]]:
         if isinstance(values, Mapping):
@@ -284,53 +295,50 @@ class Reading:
         self.refuse(path, f"{values!r} is no mapping")
         return ()
 
-    def _fill_field(self, message: Any, own: FieldDescriptor, value: Any, at: str) -> None:
-        oneof = own.containing_oneof
-        if oneof is not None and message.WhichOneof(oneof.name) not in (None, own.name):
-            other = message.WhichOneof(oneof.name)
-            self.refuse(at, f"excludes {other}; declare one of the two")
-        elif is_map(own):
-            target, item_type = getattr(message, own.name), message_of(own).fields_by_name["value"]
-            for key, item in self._pairs(value, at):
-                if item is UNKNOWN:
-                    self.unknown.append(f"{at}.{key}")
-                elif item_type.message_type is not None:
-                    self.fill(target[key], item, f"{at}.{key}")
-                elif (scalar := self.scalar(item_type, item, f"{at}.{key}")) is not None:
-                    target[key] = scalar
-        elif own.is_repeated and not isinstance(value, list):
+    def _field(self, own: FieldDescriptor, value: Any, at: str) -> tuple[Any, Any]:
+        if value is UNKNOWN or not own.is_repeated:
+            return self._value(own, value, at)
+        if is_map(own):
+            own = message_of(own).fields_by_name["value"]
+            pairs = sorted(self._pairs(value, at))
+            found = {key: self._value(own, item, f"{at}.{key}") for key, item in pairs}
+            new = {key: each for key, (each, _) in found.items() if each is not None}
+            return new, {str(key): each for key, (_, each) in found.items()}
+        if not isinstance(value, list):
             self.refuse(at, f"{value!r} is no list")
-        elif own.is_repeated:
-            target = getattr(message, own.name)
-            for index, item in enumerate(value):
-                if item is UNKNOWN:
-                    self.unknown.append(f"{at}[{index}]")
-                elif own.message_type is not None:
-                    self.fill_message(target.add(), own.message_type, item, f"{at}[{index}]")
-                elif (scalar := self.scalar(own, item, f"{at}[{index}]")) is not None:
-                    target.append(scalar)
-        elif own.message_type is not None:
-            below = getattr(message, own.name)
-            below.SetInParent()
-            self.fill_message(below, own.message_type, value, at)
-        elif (scalar := self.scalar(own, value, at)) is not None:
-            setattr(message, own.name, scalar)
+            return None, None
+        items = [self._value(own, item, f"{at}[{index}]") for index, item in enumerate(value)]
+        return [each for each, _ in items if each is not None], [each for _, each in items]
 
-    def fill_message(self, message: Any, type_: Descriptor, value: Any, at: str) -> None:
-        """Sets a message; a duration or a time is a text."""
-        if type_.full_name == _DURATION:
+    def _value(self, own: FieldDescriptor, value: Any, at: str) -> tuple[Any, Any]:
+        """The value as its field holds it, None where that stays unset, and in its one spelling.
+
+        A duration or a time is a text.
+        """
+        if value is UNKNOWN:
+            self.unknown.append(at)
+            return None, value
+        if own.message_type is None:
+            scalar = self.scalar(own, value, at)
+            return scalar, None if scalar is None else _plain(self._schema, own, scalar)
+        name = own.message_type.full_name
+        message: Any = self._schema.message(name)()
+        if name == _DURATION:
             seconds = _seconds(value)
             if seconds is None:
                 self.refuse(at, f"{value!r} is no duration; write 90s, 15m or 1h30m")
             else:
                 message.FromMilliseconds(round(seconds * 1000))
-        elif type_.full_name == _TIMESTAMP:
+        elif name == _TIMESTAMP:
             try:
                 message.FromDatetime(datetime.fromisoformat(value))
             except (TypeError, ValueError):
                 self.refuse(at, f"{value!r} is no time; write 2026-01-31T12:00:00Z")
         else:
-            self.fill(message, value, at)
+            spelled = self.fill(message, value, at)
+            if not is_google(own.message_type):
+                return message, spelled
+        return message, _plain(self._schema, own, message)
 
     def scalar(self, own: FieldDescriptor, value: Any, at: str) -> Any:
         """The value as the field holds it, or None where it does not fit."""
@@ -381,19 +389,19 @@ def _seconds(value: Any) -> float | None:
     return sum(float(number) * _UNIT_S[unit] for number, unit in parts)
 
 
-def _each(own: FieldDescriptor, value: Any, convert: Callable[[FieldDescriptor, Any], Any]) -> Any:
-    """The value of a field, converted; of a list or a map every item of it."""
-    if is_map(own):
-        item = message_of(own).fields_by_name["value"]
-        return {str(key): convert(item, value[key]) for key in sorted(value)}
-    return [convert(own, item) for item in value] if own.is_repeated else convert(own, value)
-
-
 def plain(schema: Schema, message: Any) -> dict[str, Any]:
     """Every set field as plain values; what may hold a secret comes as Secret."""
-    convert = partial(_plain, schema)
-    found = ((own, _each(own, value, convert)) for own, value in message.ListFields())
-    return {own.name: Secret(value) if schema.is_sensitive(own) else value for own, value in found}
+    found: dict[str, Any] = {}
+    for own, value in message.ListFields():
+        if is_map(own):
+            item = message_of(own).fields_by_name["value"]
+            value = {key: _plain(schema, item, value[key]) for key in sorted(value)}
+        elif own.is_repeated:
+            value = [_plain(schema, own, item) for item in value]
+        else:
+            value = _plain(schema, own, value)
+        found[own.name] = Secret(value) if schema.is_sensitive(own) else value
+    return found
 
 
 def _plain(schema: Schema, own: FieldDescriptor, value: Any) -> Any:
@@ -407,26 +415,3 @@ def _plain(schema: Schema, own: FieldDescriptor, value: Any) -> Any:
     if own.message_type.full_name in (_TIMESTAMP, "google.protobuf.FieldMask"):
         return value.ToJsonString()
     return plain(schema, value)
-
-
-def canonical(schema: Schema, type_: Descriptor, values: Any) -> Any:
-    """A mapping that fits the message, with every value in its one spelling; UNKNOWN stays."""
-    convert = partial(_canonical, schema)
-    return {
-        key: value if value is UNKNOWN else _each(type_.fields_by_name[key], value, convert)
-        for key, value in values.items()
-        if value is not None
-    }
-
-
-def _canonical(schema: Schema, own: FieldDescriptor, value: Any) -> Any:
-    if value is UNKNOWN:
-        return value
-    if own.message_type is not None and not is_google(own.message_type):
-        return canonical(schema, own.message_type, value)
-    reading = Reading(schema)
-    if own.message_type is None:
-        return _plain(schema, own, reading.scalar(own, value, ""))
-    message: Any = schema.message(own.message_type.full_name)()
-    reading.fill_message(message, own.message_type, value, "")
-    return _plain(schema, own, message)
