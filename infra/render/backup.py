@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from infra.render import names
-from infra.render.charts import cluster_charts, k8up_chart, platform_charts
+from infra.render.charts import KRUISE, cluster_charts, k8up_chart, platform_charts
 from infra.render.names import kube_object
 from infra.render.templates import manifest
 from stacks.spec import StackSpec
@@ -172,4 +172,5 @@ def namespaces(spec: StackSpec) -> tuple[str, ...]:
     ]
     if spec.storage.backup is not None:
         charts.append(k8up_chart(spec))
-    return tuple(dict.fromkeys((spec.cluster.namespace, *(chart.namespace for chart in charts))))
+    made = (chart.namespace for chart in charts)
+    return tuple(dict.fromkeys((spec.cluster.namespace, *made, KRUISE)))

@@ -59,6 +59,10 @@ PODS_STARTED: Final = "pods-started"
 """The wait for the pods of the cluster, among what a release comes after."""
 
 
+KRUISE: Final = "kruise-system"
+"""Namespace of no release: the chart of kruise makes it, and its webhooks lead there."""
+
+
 def platform_charts(spec: StackSpec) -> tuple[Chart, ...]:
     """What the operator needs, the operator, and what watches over nodes."""
     return tuple(_chart(spec, row, {}) for row in chart_values(spec, "releases")["platform"])

@@ -93,7 +93,7 @@ def test_the_clean_up_knows_its_cluster_and_keeps_the_access_secret(
     inputs = recorder.one(TEARDOWN).inputs
     assert set(inputs) == {"cluster_id", "project_id", "kubeconfig", "namespaces"}
     assert inputs["project_id"].startswith("project-")
-    assert {"soperator", "soperator-system", "cert-manager-system"} <= set(inputs["namespaces"])
+    assert {"soperator", "soperator-system", "kruise-system"} <= set(inputs["namespaces"])
     sent = recorder.one(TEARDOWN).sent["kubeconfig"]
     assert isinstance(sent, dict), "the kubeconfig is wrapped as a secret"
 
