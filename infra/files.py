@@ -44,6 +44,9 @@ def write(path: Path, content: str | bytes, *, mode: int | None = None) -> None:
             file.flush()
             os.fsync(file.fileno())
         part.replace(path)
+    except OSError as error:
+        error.filename = error.filename or str(path)  # of a full disk write(2) names no file
+        raise
     finally:
         part.unlink(missing_ok=True)
 

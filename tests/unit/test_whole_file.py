@@ -26,7 +26,7 @@ def test_a_failed_write_leaves_what_was_there_and_nothing_beside_it(
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     monkeypatch.setattr(os, "fsync", full)
-    with pytest.raises(OSError, match="No space left"):
+    with pytest.raises(OSError, match=f"No space left on device: '{path}'"):
         files.write(path, "new")
     assert path.read_text() == "old"
     assert list(tmp_path.iterdir()) == [path]
