@@ -115,7 +115,7 @@ def write_stack(path: Path, answers: Answers | None, passphrase: str) -> bool:
             raise UserError(
                 f"{path}: was removed meanwhile; bring it back, or give all options of a new stack"
             )
-        path.write_text(stack_text(answers, make_salt(passphrase)), encoding="utf-8")
+        files.write(path, stack_text(answers, make_salt(passphrase)))
         return True
     found = SALT.search(path.read_text(encoding="utf-8"))
     if found is None or not opens(passphrase, found.group(1)):

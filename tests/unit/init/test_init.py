@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 import stat
 from pathlib import Path
 from typing import Any
@@ -289,6 +291,25 @@ def test_workers_without_gpus_make_a_valid_stack(
     assert [
         problem for problem in check(load_stack("cpu", tmp_path)) if problem.level == "error"
     ] == []
+
+
+def test_a_full_disk_leaves_no_half_of_a_stack_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The next run took the half for another file, which it never overwrites."""
+
+    def full(_descriptor: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    answers = Answers(
+        name="cpu", place=Place(tenant_id=TENANT, project_id=PROJECT, region="eu-north1"),
+        choice=worker_choices("eu-north1", PriceBook.load("nebius"))[0], nodes=2, fabric=None,
+        ssh_public_keys=("file:key",),
+    )  # fmt: skip
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(OSError, match="No space left"):
+        write_stack(tmp_path / "Pulumi.cpu.yaml", answers, "passphrase")
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_stack_with_a_passphrase_of_its_own_is_left_out_of_the_local_backend(
