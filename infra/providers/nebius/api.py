@@ -282,6 +282,7 @@ _AWAY_S: Final = 20.0
 _FIRST_POLL_S: Final = 0.05
 _LAST_POLL_S: Final = 5.0
 _POLL_GROWTH: Final = 1.4
+_AGAIN_S: Final = 0.2
 
 
 class UnfinishedError(Exception):
@@ -456,6 +457,9 @@ class Api:
                     raise
                 running = self.operation(service, conflict.conflicting_operation_id)
                 self._finish(service, running, watch)
+                # The API may go on naming one that has ended.
+                if (watch and watch.is_over) or self._cancelled.wait(_AGAIN_S):
+                    raise
 
     def _operation_error(self, operation: Any, cause: str | None) -> ApiError:
         from grpc import StatusCode

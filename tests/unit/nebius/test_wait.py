@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import threading
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from infra.providers.nebius.api import DEADLINES_S, EXPECTED_S, ApiError, Watch, causes
+from infra.providers.nebius.api import DEADLINES_S, EXPECTED_S, Api, ApiError, Watch, causes
 
 
 class Clock:
@@ -162,3 +164,29 @@ def test_a_resource_that_cannot_be_looked_at_does_not_hide_how_its_operation_end
     operation.status.code = 8
     watch.finish(operation)
     assert watch.cause is None
+
+
+@pytest.mark.parametrize("ends", ["cancelled", "deadline"])
+def test_an_api_that_goes_on_naming_an_operation_that_has_ended_is_not_asked_for_ever(
+    schema, operation, watch, clock, monkeypatch, ends
+):
+    """Two calls without a pause, again and again: not even an interruption ended that."""
+    cancelled = threading.Event()
+    api = Api(schema, cancelled)
+    operation.status.code = 0
+    monkeypatch.setattr(api, "operation", lambda *_: operation)
+    conflict = SimpleNamespace(conflicting_operation_id="op-1", resource_id="mk8snodegroup-1")
+    calls: list[str] = []
+
+    def change() -> None:
+        calls.append("change")
+        if len(calls) == 2:
+            clock.now += DEADLINES_S["mk8snodegroup"] + 1
+            if ends == "cancelled":
+                cancelled.set()
+        assert len(calls) < 5
+        raise ApiError("ABORTED", "conflict", (("operation_conflict", conflict),))
+
+    with pytest.raises(ApiError, match="conflict"):
+        api.when_idle(None, change, None if ends == "cancelled" else watch)
+    assert len(calls) == 2
