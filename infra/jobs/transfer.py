@@ -15,7 +15,7 @@ import shutil
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path, PurePosixPath
+from pathlib import Path, PurePath, PurePosixPath
 from typing import Final
 
 from infra.clients import slurm
@@ -136,6 +136,7 @@ def destination(places: Mapping[str, str], target: str, *, name: str) -> str:
     path = PurePosixPath(rest or name)
     if path.is_absolute() or ".." in path.parts:
         raise JobsError(f"{target}: the path after the place stays inside it, without '..'")
+    _refuse_unsendable(str(path), path)
     return str(PurePosixPath(places[place]) / path)
 
 
@@ -184,11 +185,15 @@ def _files(source: Path) -> list[_File]:
     files: list[_File] = []
     for path in paths:
         name = path.name if path == source else path.relative_to(source).as_posix()
-        if "\n" in name:
-            raise JobsError(f"{path!r}: the name holds a line break; rename it")
+        _refuse_unsendable(name, path)
         size, digest = path.stat().st_size, _digest(path)
         files.append(_File(here=path, there=name, size_bytes=size, sha256=digest))
     return files
+
+
+def _refuse_unsendable(name: str, path: PurePath) -> None:
+    if re.search("[\n\ud800-\udfff]", name):
+        raise JobsError(f"{path!r}: the name holds a line break or is not UTF-8; rename it")
 
 
 def _listing(shell: Carrier, folder: str) -> tuple[int, dict[str, int]]:

@@ -227,6 +227,15 @@ def test_a_remote_source_keeps_its_name(source: str, name: str) -> None:
     assert default_name(source) == name
 
 
+def test_a_name_that_is_not_utf_8_is_refused_before_anything_is_sent(tmp_path: Path) -> None:
+    """It was a traceback of the connection. The cluster's own such names are left alone."""
+    (tmp_path / os.fsdecode(b"caf\xe9")).write_text("latin-1")
+    with pytest.raises(JobsError, match=r"caf\\udce9'\): the name .* is not UTF-8; rename it"):
+        push(LocalShell(), tmp_path, str(tmp_path / "there"), log=lambda _: None)
+    with pytest.raises(JobsError, match="is not UTF-8; rename it"):
+        destination(PLACES, "data", name=os.fsdecode(b"caf\xe9"))
+
+
 @pytest.mark.parametrize("name", ["line\nbreak", "of\n7 two", "separator\u2028"])
 def test_what_others_keep_in_a_shared_place_has_any_name(
     name: str, source: Path, tmp_path: Path
