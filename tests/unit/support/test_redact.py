@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+import os
 from pathlib import Path
 from urllib.parse import quote
 
@@ -286,3 +287,13 @@ def test_what_the_engine_keeps_beside_the_secrets_takes_no_names_out(tmp_path: P
     keys = {"bucket": "soperator-states", "secret_key": "bucket-secret"}
     (tmp_path / "cloud" / "project-e00" / "keys.json").write_text(json.dumps(keys, indent=1))
     assert known(State(tmp_path), {}) == {"bucket-secret"}
+
+
+def test_a_file_of_secrets_that_never_ends_is_not_waited_for(tmp_path: Path) -> None:
+    """Password managers give FIFOs: no bundle was ever written in such a shell."""
+    fifo = tmp_path / "fifo"
+    os.mkfifo(fifo)
+    names = {"A_TOKEN_FILE": str(fifo), "A_SECRET_FILE": str(tmp_path), "B_TOKEN": "b-secret"}
+    assert known(State(tmp_path), names) == {"b-secret"}
+    (found,) = known(State(tmp_path), {"A_TOKEN_FILE": "/dev/zero"})
+    assert len(found) == 64 << 10
