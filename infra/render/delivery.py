@@ -203,11 +203,12 @@ class PackageSource:
                     f"{option}: an address with a password in it is seen by everybody in the list "
                     "of processes; put it into ~/.netrc of the login node"
                 )
-            with contextlib.suppress(ValueError):  # brackets that are not closed
+            with contextlib.suppress(ValueError):  # brackets that are not closed, a port of letters
                 parts = urlsplit(address)
-                if parts.scheme in ("http", "https") and parts.hostname:
+                if parts.scheme in ("http", "https") and parts.hostname and parts.port != 0:
                     continue
-            raise UserError(f"{option} {address}: write https://HOST/PATH")
+            came = "" if "@" in address else f" {address}"  # a password with a slash stands there
+            raise UserError(f"{option}{came}: write https://HOST/PATH")
         if self.wheelhouse is not None:
             if not self.wheelhouse.startswith("/"):
                 raise UserError(

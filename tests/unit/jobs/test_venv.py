@@ -238,6 +238,7 @@ def test_an_index_takes_the_place_of_the_default_one_and_a_second_one_stands_bes
         ({"index": "https://[::1/simple"}, r"--index https://\[::1/simple: write https://HOST"),
         ({"extra_index": "https://me:secret@mirror.example"}, "put it into ~/.netrc"),
         ({"extra_index": "https://me:[secret@mirror.example"}, "put it into ~/.netrc"),
+        ({"index": "https://me:sec/secret@mirror.example"}, "--index: write https://HOST/PATH$"),
         ({"wheelhouse": "wheels"}, "give an absolute path on the cluster"),
         ({"wheelhouse": "/w", "index": "https://mirror.example"}, "leave --index"),
     ],
