@@ -73,7 +73,7 @@ def write_certificates(folder: Path, address: str) -> None:
 
 
 _HOST: Final = "127.0.0.1"
-_READY_TIMEOUT_S: Final = 60.0
+_READY_TIMEOUT_S: Final = 300.0
 _ETCD: Final = "etcd"
 _ETCD_SOCKET: Final = "unix://etcd.sock:0"
 """In the closed folder, where both run: etcd knows no users, and no path there is too long. etcd
