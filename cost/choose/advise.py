@@ -244,7 +244,7 @@ def _with_distances(ordered: Sequence[Candidate]) -> Iterator[Candidate]:
     best = first.usd_per_chat if first.verdict is Verdict.RANKED else None
     yield first if best is None else _led(first, "the cheapest that keeps the SLO")
     for each in rest:
-        if best is not None and each.usd_per_chat is not None:
+        if best and each.usd_per_chat is not None:  # over nodes that cost nothing is no share
             more = rounded((each.usd_per_chat / best - 1) * 100, Decimal(1))
             each = _led(each, f"cost {more:+,f} %" if more else "no cheaper")
         yield each

@@ -28,8 +28,8 @@ from stacks.errors import UserError
 PEAK_FACTOR: Final = Decimal(2)
 """Chats in the busiest hours over the mean of the day, where nothing else is said: assumed."""
 SLO_NAMES: Final = ("ttft_p99_s", "tpot_p99_ms")
-_MOST_TOKENS: Final = 10**6
-_MOST_CHATS: Final = 10**12
+_MOST: Final = 10**12
+"""As of every number of a stack file; what a model reads at most, its shape says."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,10 +88,10 @@ class Ask:
         problems = [
             f"{name}: got {value}, expected {least} to {most:,}"
             for name, value, least, most in (
-                ("input_tokens", self.input_tokens, 1, _MOST_TOKENS),
-                ("output_tokens", self.output_tokens, 1, _MOST_TOKENS),
+                ("input_tokens", self.input_tokens, 1, _MOST),
+                ("output_tokens", self.output_tokens, 1, _MOST),
                 ("turns", self.turns, 1, max(1, self.output_tokens)),
-                ("chats_per_day", self.chats_per_day, 1, _MOST_CHATS),
+                ("chats_per_day", self.chats_per_day, 1, _MOST),
                 ("cached_share", self.cached_share, 0, 1),
                 ("peak_factor", self.peak_factor, 1, 1000),
             )

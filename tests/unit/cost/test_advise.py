@@ -6,6 +6,7 @@ import json
 import re
 from collections.abc import Callable
 from dataclasses import replace
+from datetime import UTC, datetime
 from decimal import Decimal
 from itertools import pairwise
 from pathlib import Path
@@ -16,7 +17,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cost.chat.speeds import Basis
-from cost.choose.advise import Advice, Verdict, explain_candidate, plain_advice, render_advice
+from cost.choose.advise import (
+    Advice,
+    Verdict,
+    advise,
+    explain_candidate,
+    plain_advice,
+    render_advice,
+)
 from cost.choose.servers import (
     PEAKS,
     Ask,
@@ -33,7 +41,7 @@ from cost.size.memory import usable_bytes
 from cost.size.shape import load_shape
 from stacks.errors import UserError
 from tests.nightly import law
-from tests.unit.cost.advices import NODE, advice, ask, candidate, curves, promise
+from tests.unit.cost.advices import BOOK, NODE, advice, ask, candidate, curves, promise
 from tests.unit.cost.test_explain import evaluated
 
 SETTINGS = law(10)
@@ -58,6 +66,24 @@ def usd(found: Advice) -> Decimal:
     if best is None or best.usd_per_chat is None:
         return Decimal("Infinity")
     return best.usd_per_chat
+
+
+def test_chats_of_more_than_a_million_tokens_are_advised_on():
+    """The bill of such a stack has them: each answer fits the model's context."""
+    found = advice(output_tokens=2_000_000, turns=1_000, chats_per_day=100)
+    assert found.winner is not None
+
+
+def test_nodes_that_cost_nothing_win_by_no_percentage():
+    """A book of the own hardware: dividing by its price ended in a traceback."""
+    free = replace(
+        BOOK.readings["gpu-h100-sxm/gpu"][-1], usd=Decimal(0), date=datetime.now(UTC).date()
+    )
+    found = advise(ask(), BOOK.with_prices([free]), ())
+    assert found.winner is not None
+    assert found.winner.usd_per_chat == 0
+    assert "the cheapest that keeps the SLO" in found.winner.reason
+    assert not any("cost +" in each.reason for each in found.candidates)
 
 
 def test_every_platform_with_gpus_has_its_peaks():
