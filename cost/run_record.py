@@ -7,6 +7,7 @@ cost/ and workloads/ share these file formats, not code.
 from __future__ import annotations
 
 import json
+import os
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -335,9 +336,15 @@ def load_run_records(folder: Path) -> tuple[tuple[RunRecord, ...], tuple[str, ..
     """
     records: list[RunRecord] = []
     problems: list[str] = []
-    for path in sorted(folder.rglob(FILE_NAME)) if folder.is_dir() else []:
-        if any(part.startswith(".") for part in path.relative_to(folder).parts):
-            continue
+    paths: list[Path] = []
+
+    def unreadable(error: OSError) -> None:
+        problems.append(f"{error.filename}: cannot be read: {error.strerror}")
+
+    for at, folders, names in os.walk(folder, onerror=unreadable) if folder.is_dir() else ():
+        paths += [Path(at, name) for name in (*folders, *names) if name == FILE_NAME]
+        folders[:] = [name for name in folders if not name.startswith(".")]
+    for path in sorted(paths):
         try:
             record = parse_run_record(read_text(path), str(path))
             of_curve = path.with_name(CURVE_FILE)

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from cost.run_record import Outcome, RunRecordError, load_run_records, parse_run_record
+from tests.another_user import Neighbour, neighbour, run_python  # noqa: F401 (a fixture)
 from tests.unit.cost.conftest import RECORD, record, record_text
 
 
@@ -119,6 +120,16 @@ def test_the_copy_of_an_interrupted_pull_is_no_record(tmp_path: Path):
     records, problems = load_run_records(tmp_path)
     assert [Path(found.path).parent for found in records] == [tmp_path / "7"]
     assert problems == ()
+
+
+def test_a_job_s_folder_that_cannot_be_entered_is_told(neighbour: Neighbour):  # noqa: F811
+    """Its measurement would be missing from every figure without a word."""
+    folder = neighbour.folder / "7"
+    folder.mkdir(mode=0o700)
+    (folder / "run_record.json").write_text(record_text(job_id="7"))
+    imports = "from pathlib import Path\nfrom cost.run_record import load_run_records"
+    found = run_python(imports, f"print(*load_run_records(Path('{neighbour.folder}')))")
+    assert found == f"() ('{folder}: cannot be read: Permission denied',)"
 
 
 def test_a_folder_that_does_not_exist_has_no_records(tmp_path: Path):
