@@ -57,6 +57,15 @@ def shown(stand: Stand, what: str) -> list[str]:
     return sorted(answer.stdout.splitlines())
 
 
+@pytest.fixture(scope="module")
+def first(stand: Stand, spec: StackSpec) -> str:
+    """What the script said when it made the teams, which no test changes but the one of their end.
+
+    A run is some thirty commands, each of which waits for the database.
+    """
+    return ran(stand, spec)
+
+
 MEMBERS = "list associations where account=red,blue format=account,user"
 ALL_MEMBERS = [
     *("blue|", "blue|bob", "blue|deployer", "blue|root"),
@@ -65,10 +74,8 @@ ALL_MEMBERS = [
 
 
 @pytest.mark.feature("S004-29")
-def test_declared_teams_are_in_the_database_with_their_limits(
-    stand: Stand, spec: StackSpec
-) -> None:
-    assert ran(stand, spec) == "teams: 2 accounts, 1 QOS declared"
+def test_declared_teams_are_in_the_database_with_their_limits(stand: Stand, first: str) -> None:
+    assert first == "teams: 2 accounts, 1 QOS declared"
     assert shown(stand, MEMBERS) == ALL_MEMBERS
     limits = "list associations where account=red,blue user='' format=account,share,grptres,grpjobs"
     assert shown(stand, limits) == ["blue|1|gres/gpu=1,node=1|5", "red|3||"]
@@ -80,15 +87,15 @@ def test_declared_teams_are_in_the_database_with_their_limits(
     assert shown(stand, "list user ann,bob format=user,defaultaccount") == ["ann|red", "bob|red"]
 
 
+@pytest.mark.usefixtures("first")
 def test_a_second_run_changes_nothing(stand: Stand, spec: StackSpec) -> None:
-    ran(stand, spec)
     before = shown(stand, "list associations"), shown(stand, "list qos")
     ran(stand, spec)
     assert (shown(stand, "list associations"), shown(stand, "list qos")) == before
 
 
-def test_slurm_takes_jobs_of_declared_accounts_and_no_others(stand: Stand, spec: StackSpec) -> None:
-    ran(stand, spec)
+@pytest.mark.usefixtures("first")
+def test_slurm_takes_jobs_of_declared_accounts_and_no_others(stand: Stand) -> None:
     stand.output(stand.submit("true", "--account=red"))
     refused = stand.ssh("sbatch --account=green --wrap true")
     assert "Invalid account" in refused.stderr
@@ -97,19 +104,19 @@ def test_slurm_takes_jobs_of_declared_accounts_and_no_others(stand: Stand, spec:
     assert "Invalid qos" in refused.stderr
 
 
+@pytest.mark.usefixtures("first")
 @pytest.mark.feature("S000-124", "S002-03", "S004-29", "S004-31")
-def test_a_job_over_the_limit_of_its_account_waits(stand: Stand, spec: StackSpec) -> None:
-    ran(stand, spec)
+def test_a_job_over_the_limit_of_its_account_waits(stand: Stand) -> None:
     job = stand.submit("true", "--account=blue", "-N2", "--gpus-per-node=1")
     reason = f"squeue -h -j {job} -o %r"
     stand.wait(lambda: "AssocGrp" in stand.ssh(reason).stdout, "a limit as the reason")
     assert stand.ssh(f"scancel {job}").returncode == 0
 
 
+@pytest.mark.usefixtures("first")
 def test_members_accounts_and_qos_that_are_no_longer_declared_go(
     stand: Stand, spec: StackSpec
 ) -> None:
-    ran(stand, spec)
     assert stand.ssh("sacctmgr -i add account foreign organization=others").returncode == 0
     small = replace(RED, users=("ann",), qos=())
     ran(stand, with_teams(spec, accounts=(small,), qos=()))

@@ -72,11 +72,17 @@ def ssh(stand: Stand, name: str, key: Path, command: str) -> subprocess.Complete
     return subprocess.run(argv, capture_output=True, text=True, timeout=60, check=False)
 
 
+@pytest.fixture(scope="module")
+def declared(stand: Stand, spec: StackSpec) -> None:
+    """Both users and the team are there, until a test takes them away."""
+    set_up(stand, spec)
+
+
+@pytest.mark.usefixtures("declared")
 @pytest.mark.feature("S000-71", "S004-29")
 def test_a_declared_user_logs_in_and_submits_under_the_own_name_and_account(
-    stand: Stand, spec: StackSpec, keys: dict[str, Path]
+    stand: Stand, keys: dict[str, Path]
 ) -> None:
-    set_up(stand, spec)
     submit = "cd && sbatch --parsable --account=red --wrap 'id -un; pwd; hostname'"
     submitted = ssh(stand, "ann", keys["ann"], submit)
     assert submitted.returncode == 0, submitted.stderr
@@ -89,12 +95,10 @@ def test_a_declared_user_logs_in_and_submits_under_the_own_name_and_account(
     stand.wait(lambda: stand.ssh(wanted).stdout.strip() == "ann|red|COMPLETED", "her job's record")
 
 
+@pytest.mark.usefixtures("declared")
 @pytest.mark.feature("S001-32", "S002-44")
-def test_own_jobs_are_those_of_who_asks(
-    stand: Stand, spec: StackSpec, keys: dict[str, Path]
-) -> None:
+def test_own_jobs_are_those_of_who_asks(stand: Stand, keys: dict[str, Path]) -> None:
     """Those that wait, which the queue has, and those that ended, which accounting has."""
-    set_up(stand, spec)
     words = "sbatch --parsable --wrap true"
     hers = {
         ssh(stand, "ann", keys["ann"], f"cd && {words} --account=red {each}").stdout.strip()
@@ -123,20 +127,20 @@ def test_own_jobs_are_those_of_who_asks(
     assert stand.ssh(f"scancel {' '.join(hers | others)}").returncode == 0
 
 
+@pytest.mark.usefixtures("declared")
 def test_a_user_without_an_account_may_enter_and_not_submit(
-    stand: Stand, spec: StackSpec, keys: dict[str, Path]
+    stand: Stand, keys: dict[str, Path]
 ) -> None:
-    set_up(stand, spec)
     assert ssh(stand, "bob", keys["bob"], "id -un").stdout.strip() == "bob"
     refused = ssh(stand, "bob", keys["bob"], "sbatch --account=red --wrap true")
     assert refused.returncode != 0
     assert "Invalid account" in refused.stderr
 
 
+@pytest.mark.usefixtures("declared")
 def test_nobody_enters_with_a_key_of_another_or_reads_secrets_of_the_cluster(
-    stand: Stand, spec: StackSpec, keys: dict[str, Path]
+    stand: Stand, keys: dict[str, Path]
 ) -> None:
-    set_up(stand, spec)
     assert "Permission denied" in ssh(stand, "ann", keys["bob"], "true").stderr
     # The keys that the cluster declares are root's, and a user's key is no key of root's.
     assert "Permission denied" in ssh(stand, "ann", stand.key, "true").stderr
