@@ -149,18 +149,22 @@ def test_a_person_powers_nodes_up_and_down_by_hand(stand: Stand) -> None:
     stand.wait(lambda: powered_up(stand) == [], "no worker")
 
 
-def test_the_first_nodes_of_a_set_serve_before_any_job(
-    tmp_path_factory: pytest.TempPathFactory,
-) -> None:
-    with running_stand(tmp_path_factory.mktemp("initial")) as stand:
-        values = elastic(stand, initial=1)
-        values[CLUSTER]["slurmConfig"]["suspendTime"] = 600
-        stand.apply(values)
-        stand.wait(lambda: running(stand, "worker-0"), "the first worker")
-        assert powered_up(stand) == [0]
-        stand.wait(lambda: states(stand).get("worker-0") == "IDLE+CLOUD", "an idle worker-0")
-        assert stand.output(stand.submit("hostname", "-N1")).strip() == "worker-0"
-        assert powered_up(stand) == [0]
+@pytest.fixture(scope="module")
+def serving(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stand]:
+    """A stand for sets that do not begin empty; nothing is applied to it yet."""
+    with running_stand(tmp_path_factory.mktemp("serving")) as made:
+        yield made
+
+
+def test_the_first_nodes_of_a_set_serve_before_any_job(serving: Stand) -> None:
+    values = elastic(serving, initial=1)
+    values[CLUSTER]["slurmConfig"]["suspendTime"] = 600
+    serving.apply(values)
+    serving.wait(lambda: running(serving, "worker-0"), "the first worker")
+    assert powered_up(serving) == [0]
+    serving.wait(lambda: states(serving).get("worker-0") == "IDLE+CLOUD", "an idle worker-0")
+    assert serving.output(serving.submit("hostname", "-N1")).strip() == "worker-0"
+    assert powered_up(serving) == [0]
 
 
 def test_a_set_that_becomes_fixed_again_keeps_all_its_workers(stand: Stand) -> None:
@@ -201,11 +205,10 @@ class Minimum:
 
 
 @pytest.fixture(scope="module")
-def minimum(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Minimum]:
-    with running_stand(tmp_path_factory.mktemp("minimum")) as made:
-        spec = minimum_spec(made.key.with_suffix(".pub"))
-        made.apply(with_minimum(made, spec), node_groups(num_workers=3))
-        yield Minimum(made, spec)
+def minimum(serving: Stand) -> Minimum:
+    spec = minimum_spec(serving.key.with_suffix(".pub"))
+    serving.apply(with_minimum(serving, spec), node_groups(num_workers=3))
+    return Minimum(serving, spec)
 
 
 def test_the_least_nodes_of_a_set_never_sleep_and_the_others_do(minimum: Minimum) -> None:
