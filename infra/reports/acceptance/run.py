@@ -12,6 +12,7 @@ import hashlib
 import json
 import shlex
 import subprocess
+import sys
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -59,7 +60,8 @@ def _object(value: object) -> tuple[object, str | None]:
 
 
 def _number(value: object) -> tuple[object, str | None]:
-    if isinstance(value, int | float) and not isinstance(value, bool):
+    is_flag = isinstance(value, bool)
+    if isinstance(value, int | float) and not is_flag and abs(value) <= sys.float_info.max:
         return float(value), None
     return None, f"expected a number, got {described(value)}"
 

@@ -85,6 +85,15 @@ def test_a_check_without_one_of_its_keys_is_refused(key: str) -> None:
             parse(values, "x.json")
 
 
+@pytest.mark.parametrize("value", [10**400, -(10**400), math.inf, math.nan, True])
+def test_what_no_float_holds_was_not_measured(value: float) -> None:
+    """A long row of digits ended the report in an OverflowError."""
+    values = acceptance.values(acceptance.report())
+    values["checks"][0]["measured"] = value
+    with pytest.raises(AcceptError, match=r"^x.json: checks\[0\].measured: expected a number, got"):
+        parse(values, "x.json")
+
+
 def test_results_of_one_stage_each_come_together_in_order(tmp_path: Path) -> None:
     parts = [
         read(acceptance.write(tmp_path / stage, acceptance.report(stages=[stage])))
