@@ -15,6 +15,9 @@ from tests import nightly  # noqa: F401 (registers the profiles of Hypothesis)
 os.environ.setdefault(FAST_SETTING, "1")
 # A fifth of what an API server computes from its start is Go's search for garbage.
 os.environ.setdefault("GOGC", "400")
+# A matrix of the tests takes microseconds. Where other processes compute as well, a second thread
+# gets its turn late, and the first spins until then: 25 s for a test of 0.4 s.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 GOLDEN_DIR = Path(__file__).parent / "golden"
 # Made for the tests with ssh-keygen; its private half was thrown away.
 PUBLIC_KEY = (
