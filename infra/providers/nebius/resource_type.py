@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import re
-import sys
 import threading
-import types
 from dataclasses import dataclass
 from functools import cache
 from typing import Any, Final
 
-from google.protobuf import descriptor_pool
 from google.protobuf.descriptor import Descriptor, ServiceDescriptor
 from google.protobuf.message import Message
 
@@ -32,7 +29,6 @@ class Validator:
     """Checks messages of one schema; the import behind it takes half a second."""
 
     def __init__(self, schema: Schema) -> None:
-        _install_rules(schema)
         import protovalidate
 
         self._validator: Any = protovalidate.Validator()
@@ -41,31 +37,6 @@ class Validator:
         """Every rule that the message breaks."""
         found = self._validator.collect_violations(message)
         return [(_path(one.proto.field), one.proto.message) for one in found]
-
-
-def _install_rules(schema: Schema) -> None:
-    """Makes buf.validate.validate_pb2, which protovalidate 1 imports and PyPI does not carry."""
-    if "buf.validate.validate_pb2" in sys.modules:
-        return
-    from google.protobuf import (  # noqa: F401  # validate.proto imports them: default pool
-        any_pb2,
-        duration_pb2,
-        field_mask_pb2,
-        timestamp_pb2,
-    )
-    from google.protobuf.internal import builder
-
-    name = "buf/validate/validate.proto"
-    file = next(file for file in schema.files.file if file.name == name)
-    pool: Any = descriptor_pool.Default()
-    described = pool.AddSerializedFile(file.SerializeToString())
-    modules = {name: types.ModuleType(name) for name in ("buf", "buf.validate")}
-    rules = types.ModuleType("buf.validate.validate_pb2")
-    builder.BuildMessageAndEnumDescriptors(described, rules.__dict__)
-    builder.BuildTopDescriptorsAndMessages(described, rules.__name__, rules.__dict__)
-    modules["buf"].validate = modules["buf.validate"]  # type: ignore[attr-defined]
-    modules["buf.validate"].validate_pb2 = rules  # type: ignore[attr-defined]
-    sys.modules.update(modules | {rules.__name__: rules})
 
 
 def _path(field: Any) -> str:
@@ -158,11 +129,7 @@ class ResourceType:
             reading.refuse("metadata.parent_id", "declare it: the SDK's own default can be wrong")
         request = self._message("Create")
         declared = {key: value for key, value in metadata.items() if key in _METADATA}
-        clean = {
-            "metadata": reading.fill(request.metadata, declared, "metadata"),
-            "spec": reading.fill(request.spec, spec, "spec"),
-        }
-        request.spec.SetInParent()
+        clean = reading.fill(request, {"metadata": declared, "spec": spec}, "")
         if reading.problems:
             return inputs, reading.problems
         reading.problems += self._broken_rules(request, reading.unknown)
@@ -194,9 +161,7 @@ class ResourceType:
     def request(self, method: str, inputs: Values) -> Any:
         """The request of checked inputs, all known."""
         request, reading = self._message(method), Reading(self.schema)
-        reading.fill(request.metadata, inputs["metadata"], "metadata")
-        request.spec.SetInParent()
-        reading.fill(request.spec, inputs.get("spec", {}), "spec")
+        reading.fill(request, {"metadata": inputs["metadata"], "spec": inputs.get("spec", {})}, "")
         if reading.problems or reading.unknown:
             path, reason = (reading.problems or [(reading.unknown[0], "is not known yet")])[0]
             raise ProviderError(f"{path}: {reason}")

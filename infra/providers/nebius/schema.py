@@ -11,6 +11,8 @@ from __future__ import annotations
 
 import difflib
 import re
+import sys
+import types
 from collections.abc import Iterable, Mapping
 from datetime import datetime
 from functools import cache, cached_property
@@ -55,6 +57,34 @@ def descriptor_set(cache_dir: Path) -> descriptor_pb2.FileDescriptorSet:
     return files
 
 
+def _install_rules(files: descriptor_pb2.FileDescriptorSet) -> None:
+    """Makes buf.validate.validate_pb2, which protovalidate 1 imports and PyPI does not carry.
+
+    Before any option is read: protobuf keeps options as they were read first, then without rules.
+    """
+    if "buf.validate.validate_pb2" in sys.modules:
+        return
+    from google.protobuf import (  # noqa: F401  # validate.proto imports them: default pool
+        any_pb2,
+        duration_pb2,
+        field_mask_pb2,
+        timestamp_pb2,
+    )
+    from google.protobuf.internal import builder
+
+    name = "buf/validate/validate.proto"
+    file = next(file for file in files.file if file.name == name)
+    pool: Any = descriptor_pool.Default()
+    described = pool.AddSerializedFile(file.SerializeToString())
+    modules = {name: types.ModuleType(name) for name in ("buf", "buf.validate")}
+    rules = types.ModuleType("buf.validate.validate_pb2")
+    builder.BuildMessageAndEnumDescriptors(described, rules.__dict__)
+    builder.BuildTopDescriptorsAndMessages(described, rules.__name__, rules.__dict__)
+    modules["buf"].validate = modules["buf.validate"]  # type: ignore[attr-defined]
+    modules["buf.validate"].validate_pb2 = rules  # type: ignore[attr-defined]
+    sys.modules.update(modules | {rules.__name__: rules})
+
+
 def is_resource(message: Descriptor) -> bool:
     """Whether the message is a resource: it has resource metadata and is no request or response."""
     metadata = message.fields_by_name.get("metadata")
@@ -93,6 +123,7 @@ class Schema:
 
     def __init__(self, cache_dir: Path | None = None) -> None:
         self.files = descriptor_set(cache_dir or Cache.from_environ().root)
+        _install_rules(self.files)
         self.pool = descriptor_pool.DescriptorPool()
         names: list[str] = []
         known = {file.name: file for file in self.files.file}

@@ -1,5 +1,8 @@
 """Inputs are checked as the API would, with the path of each value and what is allowed."""
 
+import subprocess
+import sys
+
 import pytest
 
 from infra.providers.engine.provider import UNKNOWN, ProviderError
@@ -115,3 +118,24 @@ def test_a_key_beside_metadata_and_spec_is_refused(check):
 def test_a_wrong_token_says_what_there_is(kind, token, message):
     with pytest.raises(ProviderError, match=message):
         kind(token)
+
+
+_READ_FIRST = """
+from infra.providers.nebius.resource_type import ResourceType
+from infra.providers.nebius.schema import Schema, plain
+kind = ResourceType.of_token(Schema.shared(), "nebius:ai/v1:Endpoint")
+there = kind.schema.message("nebius.ai.v1.Endpoint")()
+there.spec.volumes.add().s3_config.mysterybox_secret.SetInParent()
+plain(kind.schema, there)
+volume = {"s3_config": {"mysterybox_secret": {}}}
+_, found = kind.check({"metadata": {"parent_id": "project-1"}, "spec": {"volumes": [volume]}})
+assert any("must set secret_id or version_id" in reason for _, reason in found), found
+"""
+
+
+def test_rules_hold_for_what_a_refresh_read_before_the_first_check():
+    """protobuf keeps a message's options as they were read first: the rules were unknown then."""
+    done = subprocess.run(
+        [sys.executable, "-c", _READ_FIRST], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
