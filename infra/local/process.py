@@ -198,9 +198,9 @@ def serve(
                 raise LocalError(f"{name}: ended at its start; see {log}: {last_line(log)}")
             started[name] = starts[name]()
         if time.monotonic() > deadline:
-            last = find(names[-1], run_dir)
-            assert last is not None
-            raise LocalError(f"{last.name}: not ready after {timeout_s:g} s; see {last.log}")
+            last = find(names[-1], run_dir)  # none where another command stops it now
+            see = f"see {last.log}" if last else "is it being stopped?"
+            raise LocalError(f"{names[-1]}: not ready after {timeout_s:g} s; {see}")
         time.sleep(_POLL_S)
 
 

@@ -10,6 +10,8 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -151,3 +153,10 @@ def test_a_starter_killed_before_the_record_leaves_no_process(tmp_path: Path) ->
     child.stdin.close()
     assert child.wait(timeout=10) == 1
     assert not (tmp_path / "ran").exists()
+
+
+def test_a_part_that_another_command_stops_meanwhile_is_named(tmp_path: Path) -> None:
+    """`local up` beside `local down` ended in an AssertionError."""
+    gone: Any = SimpleNamespace(log="log")  # its record is removed already
+    with pytest.raises(process.LocalError, match=r"etcd: not ready after 0 s; is it being stopped"):
+        process.serve(tmp_path, {"etcd": lambda: gone}, is_ready=lambda: False, timeout_s=0)
