@@ -83,9 +83,13 @@ class Submitter(SubmittedJobs):
             if self._left():
                 with self._locked(waits=False):
                     self._recover()
+        except ConnectionLostError:
+            pass  # whatever this command is for says so
         except UserError as error:
-            if not isinstance(error, JobsError):  # one is on its way, or nobody answers
+            if not isinstance(error, JobsError):
                 self.log(f"{error}; a job of a command that was cut off waits held for it")
+            elif not isinstance(error.__cause__, BlockingIOError):  # one is on its way
+                self.log(str(error))
 
     def submit(
         self,

@@ -20,7 +20,7 @@ from infra.clients.pulumi import StackOutputs
 from infra.clients.ssh import Result
 from infra.jobs import history
 from infra.jobs.history import Submission
-from infra.jobs.ledger import JobLedger
+from infra.jobs.ledger import JobLedger, OpenBooks
 from infra.jobs.recipes import PreparedJob
 from infra.jobs.submit import Submitter
 from infra.operate.prices import LivePriceError
@@ -169,6 +169,24 @@ def test_a_stack_file_that_cannot_be_read_keeps_nobody_from_looking_at_the_clust
     (node.folder / "held.12").unlink()  # somebody let it go
     here(state, node, outputs).recover()
     assert (booked(state), left(state)) == (["12"], [])
+
+
+def test_a_held_job_that_cannot_be_decided_about_is_told(
+    node: LoginNode, outputs: StackOutputs, state: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each command passed over it without a word, and the job waited for ever."""
+    node.cut = Killed
+    with pytest.raises(Killed):
+        call(node, outputs, state, hold=True)
+
+    def refused(*_: object) -> None:
+        raise JobsError("budget.ledger: /mnt/team has to be root's")
+
+    monkeypatch.setattr(OpenBooks, "decide", refused)
+    lines: list[str] = []
+    here(state, node, outputs, lines.append).recover()
+    assert len(lines) == 1
+    assert lines[0].startswith("budget.ledger: /mnt/team has to be root's; job 12 is submitted and")
 
 
 def test_what_was_cut_off_is_written_down_though_prices_cannot_be_read(
@@ -456,7 +474,9 @@ def test_an_answer_that_is_no_number_is_refused(
                 return Result(command=command, exit_code=0, stdout="../../12\n", stderr="")
             return node.run(command, stdin=stdin)
 
-    here(state, Hostile(), outputs, pytest.fail).recover()
+    lines: list[str] = []
+    here(state, Hostile(), outputs, lines.append).recover()
+    assert [line.partition(" (")[0] for line in lines] == ["'../../12' is not a job id"]
     assert history.submissions(state, "local") == ()
 
 
