@@ -148,8 +148,9 @@ class Estimate:
         return named(usd, "USD an hour of storage", "explain total")
 
     def _usd_per_hour(self, *, is_storage: bool) -> Decimal:
-        """What is no nodeset's own."""
-        lines = (line for line in self.components if line.nodeset is None)
+        """What is no nodeset's own, with the addresses of its nodes."""
+        own = (Section.COMPUTE, *_STORAGE)
+        lines = (each for each in self.components if not each.nodeset or each.section not in own)
         of_kind = (line for line in lines if (line.section in _STORAGE) is is_storage)
         amounts = ((line.monthly_low_usd or Decimal(0)) / HOURS_PER_MONTH for line in of_kind)
         return sum(amounts, Decimal(0))

@@ -9,7 +9,7 @@ import pytest
 
 from cost.bill.bill import bill
 from cost.diff.diff import diff, take
-from cost.prices.book import PriceBook
+from cost.prices.book import Layer, PriceBook
 from cost.resources.estimate import estimate
 from cost.resources.lines import CostComponent, Section
 from stacks.load import load_stack
@@ -68,6 +68,18 @@ def test_disks_that_each_worker_has_for_itself_are_paid_by_the_node(spec: StackS
     }
     assert all(line.rate is not None for line in own.values())
     assert not any(line.section is Section.WORKER_DISKS for line in lines(spec).values())
+
+
+def test_addresses_of_workers_are_in_the_rest_of_the_cluster(spec: StackSpec) -> None:
+    """They were in no part of a spend, whose parts add up to its bill, nor in a run's share."""
+    workers = tuple(replace(each, public_ip=True) for each in spec.nodes.workers)
+    public = replace(spec, nodes=replace(spec.nodes, workers=workers))
+    book = PriceBook.load("nebius")
+    cent = replace(book.readings["public-ip"][-1], usd=Decimal("0.01"), layer=Layer.CONTRACT)
+    before, after = (estimate(each, book.with_prices([cent])) for each in (spec, public))
+    more = after.hourly_low_usd - before.hourly_low_usd
+    assert more == sum(each.min_nodes for each in workers) * Decimal("0.01") > 0
+    assert after.around_usd_per_hour - before.around_usd_per_hour == more
 
 
 def test_public_addresses_are_on_the_bill_only_where_nodes_have_them(spec: StackSpec) -> None:
