@@ -300,7 +300,7 @@ _WORDS: Final = (
     (Product.FILESYSTEMS, r"file ?system"),
     (Product.OBJECT_STORAGE, r"object storage|bucket"),
     (Product.REGISTRY, r"registry"),
-    (Product.DISKS, r"\bdisks?\b|block storage|network[- ]ssd|\bvolumes?\b"),
+    (Product.DISKS, r"\bdisks?\b|block storage|network[- ](ssd|hdd)|\bvolumes?\b"),
     (Product.NETWORK, r"\bip\b|\bipv[46]\b|address|egress|traffic|load balancer|virtual network"),
     (Product.COMPUTE, r"gpu|v?cpu|\bram\b|memory|virtual machine|\binstance"),
     (Product.KUBERNETES, r"kubernetes|mk8s"),

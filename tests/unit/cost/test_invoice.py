@@ -178,6 +178,7 @@ def test_an_export_of_half_the_period_is_not_run(
     ("names", "product"),
     [
         (("Compute", "Network SSD disk"), Product.DISKS),
+        (("Compute", "Network HDD"), Product.DISKS),
         (("Compute", "Shared Filesystem SSD"), Product.FILESYSTEMS),
         (("Compute", "GPU NVIDIA H100 SXM"), Product.COMPUTE),
         (("Compute", "Non-GPU AMD EPYC Genoa RAM"), Product.COMPUTE),
