@@ -264,6 +264,8 @@ TOKENS_METRIC: Final = "num_train_tokens"
 SECONDS_PER_HOUR: Final = Decimal(3600)
 _EPOCHS_SETTING: Final = "train.epochs"
 _STEPS_SETTING: Final = "train.max_steps"
+_MOST: Final = 10**12
+"""As of every number of a stack file: `epochs: 1e999999` in a grid overflows."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -432,7 +434,7 @@ def _epochs(
             notes.append(f"--set {setting} is not in the forecast")
         elif value == "null":  # a recipe has either, and the other takes its place
             continue
-        elif not (wanted.is_finite() and wanted > 0):
+        elif not (wanted.is_finite() and 0 < wanted <= _MOST):
             kind = key.rpartition("_")[2].removeprefix("train.")
             notes.append(f"--set {setting} is no number of {kind} and not in the forecast")
         elif key == _EPOCHS_SETTING:

@@ -41,6 +41,14 @@ def test_a_trial_that_trains_longer_costs_more() -> None:
     assert found.forecast_usd == (1 + 3) * 4 * NODE_USD
 
 
+def test_epochs_that_no_number_holds_are_named() -> None:
+    """The preview of such a search ended in a traceback of decimal.Overflow."""
+    epochs = AxisSpec(key="train.epochs", values=("1", "1e999999"))
+    found = search_cost(replace(SEARCH, grid=(epochs,)), rates_of(l40s()), ())
+    notes = [note for run in found.runs if isinstance(run, Forecast) for note in run.notes]
+    assert notes == ["--set train.epochs=1e999999 is no number of epochs and not in the forecast"]
+
+
 def test_a_budget_sees_the_search_as_one_run() -> None:
     run = search_cost(SEARCH, rates_of(l40s()), ()).run
     assert isinstance(run, Forecast)
