@@ -7,6 +7,7 @@ import pytest
 from infra.clients.kube_rules import name_of
 from infra.operate.conformance.come_up import declared
 from infra.operate.conformance.sources import NotRunError, OutsideError
+from infra.render.charts import cluster_charts, k8up_chart, platform_charts
 from tests.conformance.chart_values import leaves, without_effect
 from tests.conformance.conftest import STACKS
 
@@ -67,3 +68,54 @@ def test_every_check_waits_for_checks_that_are_there(
     assert checks
     waited = {name for one in checks.values() for name in one.get("dependsOn") or []}
     assert waited <= checks.keys()
+
+
+DEFINED_BY = {
+    "cert-manager.io": "cert-manager",
+    "monitoring.coreos.com": "prometheus-operator-crds",
+    "operator.victoriametrics.com": "victoria-metrics-operator-crds",
+    "apps.kruise.io": "kruise",
+    "k8s.mariadb.com": "mariadb-operator-crds",
+    "security-profiles-operator.x-k8s.io": "security-profiles-operator",
+    "k8up.io": "k8up",
+    "slurm.nebius.ai": "soperator",
+}
+"""Group of custom resources -> the release that brings their definitions."""
+
+
+@pytest.mark.parametrize("stack", STACKS)
+def test_every_release_follows_what_its_objects_need(
+    stack, spec, sources, helm, tmp_path, record_property
+):
+    """Helm refuses a kind without a definition, to install and to remove; and it makes the
+    namespace of a release itself, so that no chart may bring it."""
+    found = spec(stack)
+    charts = [
+        *platform_charts(found),
+        *cluster_charts(found, allocation_id="", ssh_public_keys=[], slack_webhook_url=""),
+        k8up_chart(found),
+    ]
+    before: dict[str, set[str]] = {}
+    for chart in charts:
+        near = [name for name in chart.after if name in before]
+        before[chart.release] = {
+            chart.release,
+            *near,
+            *(each for one in near for each in before[one]),
+        }
+    problems, num_looked_at = [], 0
+    for release in declared(found, tmp_path).releases:
+        try:
+            chart = sources.chart(release.name, release.version)
+        except NotRunError:
+            continue  # told of by the test above
+        for each in helm.render(chart, release.name, release.namespace, release.values):
+            needed = DEFINED_BY.get(each["apiVersion"].partition("/")[0])
+            num_looked_at += needed is not None
+            if needed is not None and needed not in before[release.name]:
+                problems.append(f"{release.name}: its {each['kind']} needs {needed} before it")
+            if (each["kind"], name_of(each)) == ("Namespace", release.namespace):
+                problems.append(f"{release.name}: its chart makes {release.namespace} itself")
+    record_property("custom objects", num_looked_at)
+    assert num_looked_at
+    assert not problems, "\n".join(problems)
