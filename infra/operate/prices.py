@@ -38,8 +38,7 @@ from cost.prices.book import (
 )
 from infra import files
 from infra.providers.nebius.api import Api, ApiError, explain
-from infra.providers.nebius.resource_type import shared_validator
-from infra.providers.nebius.schema import Schema
+from infra.providers.nebius.resource_type import violations
 from infra.providers.nebius.sdk import loopback_target
 from infra.render.names import filesystems
 from stacks.catalog import STRIPED_DISK_STEP_GIB
@@ -248,10 +247,10 @@ def _ask(api: Api, asked: Sequence[Wanted]) -> list[Any]:
     service = api.schema.services[_SERVICE]
     request: Any = api.request(service, "EstimateBatch", currency=CURRENCY)
     for one in asked:
-        message = _filled(api.schema, api.schema.message(one.message)(), one.fields)
+        message = _filled(api.schema.message(one.message)(), one.fields)
         request.resource_specs.add().spec.Pack(message)
     hourly = {"filter_aggregation_unit": {"filter_aggregation_unit_values": [_HOUR]}}
-    answer = api.call(service, "EstimateBatch", _filled(api.schema, request, hourly))
+    answer = api.call(service, "EstimateBatch", _filled(request, hourly))
     if answer.currency.upper() not in ("", CURRENCY):
         raise LivePriceError(f"estimate prices: in {answer.currency}, not in {CURRENCY}")
     rows = [row for row in answer.resource_costs if row.aggregation_unit.unit in _HOURLY]
@@ -262,14 +261,10 @@ def _ask(api: Api, asked: Sequence[Wanted]) -> list[Any]:
     return [row.general.total for row in rows]
 
 
-def _filled(schema: Schema, message: Any, fields: dict[str, Any]) -> Any:
+def _filled(message: Any, fields: dict[str, Any]) -> Any:
     """The message with these fields; LivePriceError where the API would refuse it."""
     json_format.ParseDict(fields, message)
-    found = [
-        f"{path}: {rule}"
-        for path, rule in shared_validator(schema).violations(message)
-        if path not in _NOT_NEEDED
-    ]
+    found = [f"{path}: {rule}" for path, rule in violations(message) if path not in _NOT_NEEDED]
     if found:
         name = message.DESCRIPTOR.name
         raise LivePriceError(f"estimate prices: {name}: {'; '.join(found)}")

@@ -102,7 +102,7 @@ def serve(path: str) -> None:
 
 def _compile_rules(schema: Schema) -> None:
     """Of what stacks declare: each check of a first resource was a tenth of a second of parsing."""
-    factory: Any = resource_type.shared_validator(schema)._validator._factory
+    factory: Any = resource_type.validator()._factory
     left, known = [], set[str]()
     for token in _TOKENS:
         create = ResourceType.of_token(schema, token).service.methods_by_name["Create"]

@@ -21,7 +21,7 @@ from nebius.base.fieldmask_parser import parse as parse_mask
 
 from infra.local.nebius_api import errors
 from infra.local.nebius_api.states import Operation, Store, check_quota, set_state
-from infra.providers.nebius.resource_type import GIB, shared_validator, size_bytes
+from infra.providers.nebius.resource_type import GIB, size_bytes, violations
 from infra.providers.nebius.schema import (
     OPERATION,
     Schema,
@@ -416,7 +416,6 @@ class Changes:
 
     def __post_init__(self) -> None:
         self._schema = self._store.schema
-        self._validator = shared_validator(self._schema)
 
     def get(self, id_: str) -> Any:
         """The resource of this id; refused where there is none."""
@@ -512,6 +511,6 @@ class Changes:
 
     def _validate(self, request: Any, exempt: str | None = None) -> None:
         """Refuses what breaks a buf.validate rule; the SDK's own updates leave out `exempt`."""
-        found = [one for one in self._validator.violations(request) if one[0] != exempt]
+        found = [one for one in violations(request) if one[0] != exempt]
         if found:
             raise errors.bad_request(found)

@@ -21,22 +21,23 @@ from infra.providers.nebius.schema import (
     unknown_key,
 )
 
-Violation = tuple[str, str]
-"""Path of the value, with indexes as `items.0.name`, and what the rule says."""
+_validating = threading.Lock()
 
 
-class Validator:
-    """Checks messages of one schema; the import behind it takes half a second."""
+@cache
+def validator() -> Any:
+    """The one of this process; the import behind it takes half a second."""
+    import protovalidate
 
-    def __init__(self, schema: Schema) -> None:
-        import protovalidate
+    return protovalidate.Validator()
 
-        self._validator: Any = protovalidate.Validator()
 
-    def violations(self, message: Message) -> list[Violation]:
-        """Every rule that the message breaks."""
-        found = self._validator.collect_violations(message)
-        return [(_path(one.proto.field), one.proto.message) for one in found]
+def violations(message: Message) -> list[tuple[str, str]]:
+    """Every rule that the message breaks: path of the value, with indexes as `items.0.name`, and
+    what the rule says."""
+    with _validating:
+        found = validator().collect_violations(message)
+    return [(_path(one.proto.field), one.proto.message) for one in found]
 
 
 def _path(field: Any) -> str:
@@ -74,13 +75,6 @@ def size_bytes(spec: Any) -> int:
 def enum_name(message: Any, field: str) -> str:
     """`network-ssd` for the value of an enum field."""
     return enum_word(message, field).lower().replace("_", "-")
-
-
-_validating = threading.Lock()
-
-
-shared_validator: Final = cache(Validator)
-"""The one of a schema in this process."""
 
 
 @dataclass(frozen=True)
@@ -138,11 +132,9 @@ class ResourceType:
     def _broken_rules(self, request: Any, unknown: list[str]) -> list[Failure]:
         """Nebius's own validation rules, but for those that a value known later may satisfy."""
         later = [path.replace("[", ".").replace("]", "") for path in unknown]
-        with _validating:
-            found = shared_validator(self.schema).violations(request)
         return [
             (path, reason)
-            for path, reason in found
+            for path, reason in violations(request)
             if not any(one == path or one.startswith(f"{path}.") for one in later)
         ]
 

@@ -30,7 +30,7 @@ from infra.clients import pulumi
 from infra.clients.errors import JobsError
 from infra.providers.engine.provider import ProviderError
 from infra.providers.nebius.api import Api, ApiError
-from infra.providers.nebius.resource_type import shared_validator
+from infra.providers.nebius.resource_type import violations
 from stacks.errors import UserError
 
 
@@ -39,14 +39,13 @@ class Calls:
 
     def __init__(self) -> None:
         self._api = Api()
-        self._rules = shared_validator(self._api.schema)
 
     def get(self, service: str, method: str, **fields: Any) -> Any:
         """The answer of one call, such as `iam.v2.ProjectService` `Get`."""
         with self._explained(service, method) as found:
             request = self._api.request(found, method)
             json_format.ParseDict(fields, request, descriptor_pool=self._api.schema.pool)
-            problems = [f"{path}: {reason}" for path, reason in self._rules.violations(request)]
+            problems = [f"{path}: {reason}" for path, reason in violations(request)]
             if problems:
                 raise UserError(
                     f"{service}/{method}: the API would refuse it: {'; '.join(problems)}"

@@ -17,7 +17,6 @@ from cost.prices.book import Layer, Price
 from infra.operate import prices
 from infra.operate.prices import LivePriceError, price_book
 from infra.providers.nebius import sdk
-from infra.providers.nebius.resource_type import Validator
 from stacks.spec import StackSpec
 from stacks.spec.nodes import Billing
 from tests.unit.nebius_api.conftest import Served
@@ -85,10 +84,10 @@ def test_a_calculator_that_does_not_answer_is_one_line(
 def test_a_request_that_the_api_would_refuse_is_told_with_its_rule(
     emulator: Served, stack: Stack, monkeypatch: pytest.MonkeyPatch, kind: str
 ):
-    def violations(_: Validator, message: Any) -> list[tuple[str, str]]:
+    def violations(message: Any) -> list[tuple[str, str]]:
         return [("a.b", "too many")] if message.DESCRIPTOR.name == kind else []
 
-    monkeypatch.setattr(Validator, "violations", violations)
+    monkeypatch.setattr(prices, "violations", violations)
     with pytest.raises(LivePriceError, match=rf"^estimate prices: {kind}: a\.b: too many$"):
         prices.estimate(stack("h100-prod"), TODAY)
 
