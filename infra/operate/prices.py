@@ -330,6 +330,6 @@ def _head(region: str) -> dict[str, Any]:
     return {"schema_version": 1, "region": region, "currency": CURRENCY}
 
 
-def price_book(spec: StackSpec, state: Path) -> PriceBook:
+def price_book(spec: StackSpec, state: Path, book: PriceBook | None = None) -> PriceBook:
     """Book, kept estimates and contract of the stack; the network is not asked."""
-    return layered(spec, load(state, spec.nebius.region) if spec.live_prices else ())
+    return layered(spec, load(state, spec.nebius.region) if spec.live_prices else (), book)

@@ -30,7 +30,7 @@ from cost.diff.table import (
     render_compare,
     render_diff,
 )
-from cost.prices.book import PRICES_DIR, PriceBook, layered, price_age_problems
+from cost.prices.book import PRICES_DIR, PriceBook, price_age_problems
 from cost.report.layout import Format, csv_text, page, render_explanation, render_report
 from cost.runs.invoice import Invoice, read_invoice
 from cost.runs.spend import By, month_of, render_spend
@@ -231,7 +231,8 @@ def since_checkout(folder: Path, stacks: Sequence[str] = ()) -> tuple[StackChang
         if name in was:
             try:
                 spec = load_stack(name, then, environ=context.environ())
-                before = _bill(spec, layered(spec, book=PriceBook.load(spec.prices, prices_dir)))
+                book = PriceBook.load(spec.prices, prices_dir)
+                before = _bill(spec, price_book(spec, context.state_root(), book))
             except UserError as error:
                 problem = str(error).splitlines()[0]
         found.append(StackChange(name=name, before=before, after=after, problem=problem))

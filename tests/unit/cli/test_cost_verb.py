@@ -9,6 +9,8 @@ import re
 import shutil
 import subprocess
 import sys
+from datetime import date
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +19,10 @@ import yaml
 from typer.testing import CliRunner, Result
 
 from cost.diff.table import MARK
+from cost.prices.book import Price, Unit
 from cost.runs.ledger import FILE_NAME, Ledger
 from infra.cli.main import app
+from infra.operate.prices import save
 from stacks.load import STACKS_DIR
 from tests.unit.cost.conftest import RECORD, record_text
 from tests.unit.cost.run_stacks import actual_entry, at
@@ -213,6 +217,21 @@ def test_a_checkout_without_price_books_is_told_to_be_priced_by_those_of_today(
     assert without.stderr == (
         f"--compare {checkout}: no folder cost/prices in it; priced by the price books of today\n"
     )
+
+
+def test_kept_estimates_price_a_stack_on_both_sides(
+    checkout: Path, state: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The side of the other checkout had none: an unchanged stack was $4,745.00 a month dearer."""
+    folder = checkout / "stacks"
+    stack_with(folder, monkeypatch, live_prices=True)
+    monkeypatch.setattr("stacks.load.stack_names.__defaults__", (folder,))
+    unit, day = Unit.GPU_HOUR, date(2026, 11, 20)
+    told = Price(sku="gpu-l40s-d/gpu", unit=unit, usd=Decimal(2), source="calculator", date=day)
+    save(state, "eu-north1", [told])
+    assert "22,861.08" in cost("--stack", "mine").stdout
+    result = cost("--compare", str(checkout), "--stack", "mine")
+    assert (result.exit_code, result.stdout) == (0, "No change in cost.\n"), result.output
 
 
 def test_a_figure_is_explained_from_either_side_of_the_verb(state: Path):
