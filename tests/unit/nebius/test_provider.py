@@ -219,6 +219,26 @@ def test_an_interruption_hands_over_the_resource(provider, declared, urn, served
     assert caught.value.state["metadata"]["id"] == caught.value.id
 
 
+def test_what_has_no_update_and_was_half_made_is_whole_at_the_next_run(
+    provider, declared, served, monkeypatch
+):
+    """The engine updates what it has as half made: that was refused at each `up` from then on."""
+    type_, name = "nebius:iam/v1:GroupMembership", declared()["metadata"]["name"]
+    urn = f"urn:pulumi:local::soperator-stack::{type_}::{name}"
+    group = {"metadata": {"parent_id": "tenant-e00t", "name": name}, "spec": {}}
+    account = {"metadata": {"parent_id": "project-e00p", "name": name}, "spec": {}}
+    group_id, _ = provider.of("nebius:iam/v1:Group").create(urn, group)
+    account_id, _ = provider.of("nebius:iam/v1:ServiceAccount").create(urn, account)
+    inputs = {"metadata": {"parent_id": group_id}, "spec": {"member_id": account_id}}
+    monkeypatch.setattr(provider._api, "back_off_s", ())
+    served.plant(r"GroupMembershipService\.Get$", "UNAVAILABLE", times=9)
+    with pytest.raises(PartialError, match="no answer") as caught:
+        provider.of(type_).create(urn, inputs)
+    served.emulator.faults.plant([])
+    state = provider.of(type_).update(urn, caught.value.id, caught.value.state, inputs)
+    assert state["spec"] == inputs["spec"]
+
+
 def test_a_resource_that_cannot_be_updated_says_so(provider):
     kind = provider.of("nebius:iam/v1:GroupMembership").kind
     with pytest.raises(ProviderError, match="cannot update"):
