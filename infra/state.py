@@ -54,7 +54,15 @@ class State:
     @classmethod
     def from_environ(cls, environ: Mapping[str, str] = os.environ) -> State:
         """`$SOPERATOR_STATE`, or `.soperator/` in the checkout."""
-        return cls(_folder(environ, "SOPERATOR_STATE", CHECKOUT / ".soperator"))
+        root = _folder(environ, "SOPERATOR_STATE", CHECKOUT / ".soperator")
+        with suppress(OSError):
+            owner = root.stat().st_uid
+            if owner not in (0, os.geteuid(), CHECKOUT.stat().st_uid):  # that of `sudo` is there
+                raise UserError(
+                    f"SOPERATOR_STATE: {root} is of uid {owner}, who could put programs and keys "
+                    "there that are used as yours; name a folder of yours"
+                )
+        return cls(root)
 
     @property
     def user_key(self) -> Path:

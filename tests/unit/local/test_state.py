@@ -1,11 +1,13 @@
 """One place decides where the state, the cache and the ports are."""
 
+import os
 from pathlib import Path
 
 import pytest
 
 from infra.state import CHECKOUT, Cache, Ports, State
 from stacks.errors import UserError
+from tests import another_user
 
 
 def test_the_state_is_in_the_checkout_unless_the_environment_says_otherwise():
@@ -45,3 +47,13 @@ def test_a_port_base_without_room_is_refused(text):
 def test_more_workers_than_ports_are_refused():
     with pytest.raises(UserError, match=r"worker 80: .* at most 80 workers"):
         Ports(20000).slurmd(80)
+
+
+@another_user.as_root
+def test_a_state_folder_that_a_neighbour_made_first_is_refused(tmp_path: Path) -> None:
+    """Whoever owns it exchanges the engine's plugins and the keys in it: root's, in /tmp."""
+    os.chown(tmp_path, another_user.UID, another_user.UID)
+    with pytest.raises(UserError, match=f"SOPERATOR_STATE: {tmp_path} is of uid 65534"):
+        State.from_environ({"SOPERATOR_STATE": str(tmp_path)})
+    os.chown(tmp_path, CHECKOUT.stat().st_uid, -1)  # as with sudo in one's own checkout
+    assert State.from_environ({"SOPERATOR_STATE": str(tmp_path)}).root == tmp_path
