@@ -208,6 +208,25 @@ def four_bit_options(dtype: torch.dtype) -> dict[str, Any]:
     }
 
 
+def refuse_packing(model_dir: Path) -> None:
+    """Raise ConfigError where conversations of one row would not be kept apart."""
+    from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoConfig
+
+    shape = AutoConfig.from_pretrained(model_dir, trust_remote_code=False)
+    kind: Any = MODEL_FOR_CAUSAL_LM_MAPPING.get(type(shape), None)
+    kinds = getattr(shape.get_text_config(), "layer_types", None) or ()
+    if getattr(kind, "_is_stateful", False) or _PASSING_ON.intersection(kinds):
+        raise ConfigError(
+            f"train.packing: {shape.model_type} has layers that pass on what they read, from one "
+            "conversation of a row to the next, which no mask of attention keeps apart; set "
+            "train.packing=false"
+        )
+
+
+# Of LFM2, and of Qwen3-Next, Qwen3.5, MiniMax, Jamba and their like (transformers 5.23).
+_PASSING_ON: Final = frozenset({"conv", "linear_attention", "mamba"})
+
+
 def use_liger(model: Any, config: TrainConfig, device: torch.device) -> Any:
     """Return `model` with Liger's kernels, where the recipe wants them and this device has them."""
     if config.liger == "off" or device.type != "cuda" or find_spec("liger_kernel") is None:

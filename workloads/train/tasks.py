@@ -116,6 +116,8 @@ class CausalLm:
         from workloads.train import model
 
         self._read_tokenizer()
+        if self._config.packing:
+            model.refuse_packing(self.model_dir)
         return model.build_model(self.model_dir, self._config, device=device, empty=empty)
 
     def loss(self, model: Any, device: torch.device) -> torch.nn.Module:
