@@ -10,10 +10,11 @@ from typing import Any
 import pytest
 
 from workloads.common.exit_codes import DataError, ExitCode
+from workloads.common.places import Places
 from workloads.data.chats import Chat
 from workloads.data.token_rows import IGNORED, Example
 from workloads.evaluate.generate import RowStore
-from workloads.evaluate.held_out import HeldOut
+from workloads.evaluate.held_out import HeldOut, training_sets
 from workloads.evaluate.subject import FORMAT, Header
 
 LENGTHS = (3, 50, 7, 22, 5, 41, 4, 23)
@@ -311,3 +312,17 @@ def test_a_model_without_weights_has_no_hash(tmp_path: Path) -> None:
 
     with pytest.raises(DataError, match=r"has no \.safetensors file"):
         model_sha256(tmp_path)
+
+
+@pytest.mark.parametrize("run_id", ["12", "12-2", "manual-29500", "manual-29500-2"])
+def test_the_training_set_of_a_tuned_model_is_found_by_its_run(places: Path, run_id: str) -> None:
+    """Of a second run by hand it was not looked for: its rows were measured as held out."""
+    for name in ("prepared", "other"):
+        (places / "data" / name).mkdir()
+    for job in ("12", "manual-29500"):
+        (places / "results" / job).mkdir()
+        settings = json.dumps({"train": {"dataset": "other"}})
+        (places / "results" / job / "config.json").write_text(settings)
+    tuned = places / "chkpt" / "finetune" / run_id / "final"
+    found = training_sets(places / "data" / "prepared", tuned, Places())
+    assert [folder.name for folder in found] == ["prepared", "other"]

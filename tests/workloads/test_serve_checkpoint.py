@@ -59,6 +59,9 @@ def test_a_checkpoint_of_an_adapter_is_the_adapter_that_its_run_ended_with(
     assert not torch.equal(tuned, plain)
     second = folder.rename(folder.with_name("12-2"))
     assert found(second / "checkpoint-2").names == weights.names, "a second run of the job's id"
+    (places / "results" / "12").rename(places / "results" / "manual-29500")
+    by_hand = second.rename(folder.with_name("manual-29500-2"))
+    assert found(by_hand / "checkpoint-2").names == weights.names, "the id of a run by hand has a -"
 
 
 @pytest.mark.feature("S000-57")

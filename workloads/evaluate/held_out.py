@@ -65,7 +65,7 @@ def training_sets(dataset: Path, tuned_dir: Path | None, places: Places) -> list
     if tuned_dir is not None:
         run = tuned_dir.parent.name  # <chkpt>/<job>/<run>/final
         # A second run of one job id is called `12-2`; its settings are in the folder of the job.
-        for name in (run, run.partition("-")[0]):
+        for name in (run, run.rpartition("-")[0]):
             settings = places.path("results") / name / "config.json"
             if name and settings.is_file():
                 train = read_object(settings).get("train")

@@ -216,7 +216,7 @@ def consolidated(found: Candidate, *, model_dir: Path, places: Places) -> Path:
 def _settings(found: Candidate, places: Places) -> TrainConfig:
     """Return the train settings of the run; a second run of one job id is called `12-2`."""
     run = found.path.parent.name
-    for name in dict.fromkeys((run, run.partition("-")[0])):
+    for name in dict.fromkeys((run, run.rpartition("-")[0] or run)):
         path = places.path("results") / name / "config.json"
         if path.is_file():
             try:
