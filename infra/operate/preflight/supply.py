@@ -291,7 +291,7 @@ def _claimed_use(cloud: Cloud, spec: StackSpec, groups: list[Any]) -> Counter[st
     The driver labels a disk with the namespace of its claim and with no cluster, and the disks of
     another cluster of the project can be among them: what we declare is the most that is ours.
     """
-    declared: Counter[str] = Counter()
+    declared: Counter[tuple[str, str]] = Counter()
     for worker in spec.nodes.workers:
         nodes = sum(
             _num_nodes(group)
@@ -299,20 +299,19 @@ def _claimed_use(cloud: Cloud, spec: StackSpec, groups: list[Any]) -> Counter[st
             if group.spec.template.metadata.labels.get(NODESET_NAME_LABEL) == worker.name
         )
         for disk in (*worker.local_disks, *filter(None, (worker.image_disk,))):
-            declared[disk.type] += nodes
-            declared[f"GiB {disk.type}"] += nodes * disk.size_gib
+            declared[disk.type, "compute.disk.count"] += nodes
+            declared[disk.type, f"compute.disk.size.{disk.type}"] += nodes * disk.size_gib
     if not declared:
         return Counter()
-    there: Counter[str] = Counter()
+    there: Counter[tuple[str, str]] = Counter()
     for disk in cloud.list(KINDS["disk"], spec.nebius.project_id):
         if disk.metadata.labels.get(CLAIM_LABEL) == spec.cluster.namespace:
             kind = enum_name(disk.spec, "type")
-            there[kind] += 1
-            there[f"GiB {kind}"] += round(size_bytes(disk.spec) / GIB)
+            there[kind, "compute.disk.count"] += 1
+            there[kind, f"compute.disk.size.{kind}"] += round(size_bytes(disk.spec) / GIB)
     used: Counter[str] = Counter()
-    for kind, amount in (declared & there).items():
-        size_of = kind.removeprefix("GiB ")
-        used["compute.disk.count" if size_of == kind else f"compute.disk.size.{size_of}"] += amount
+    for (_, quota), amount in (declared & there).items():
+        used[quota] += amount
     return used
 
 
