@@ -1,9 +1,7 @@
 """Objects and releases of the stand-in of pulumi-kubernetes: apply, drift, delete, records.
 
 Objects are those of infra/components: Namespace, ConfigMap, Secret and custom resources, each with
-its name, its content and labels; what else could be declared is refused by name. On a whole cluster
-kube-controller-manager empties a deleted namespace and takes its finalizer away; the local stack
-runs the API server alone, so whoever deletes a namespace there does it.
+its name, its content and labels; what else could be declared is refused by name.
 
 Known Soperator charts are rendered and applied, the others recorded: a ConfigMap `release-<name>`
 has revision, status and inventory of a release; what is no longer rendered is removed. Beside it
@@ -48,7 +46,6 @@ from infra.providers.engine.provider import (
     compare,
     contains_unknown,
 )
-from infra.providers.soperator.teardown import CONTROLLER_LEASE
 from infra.render.names import kube_object
 
 if TYPE_CHECKING:
@@ -63,23 +60,6 @@ def project(live: Any, declared: Any) -> Any:
         shared = [project(item, was) for item, was in zip(live, declared, strict=False)]
         return shared + live[len(declared) :]
     return live
-
-
-_EMPTY_TIMEOUT_S: Final = 60.0
-
-
-def finish_namespace(client: KubeClient, name: str, cancelled: threading.Event) -> None:
-    """Empty a deleted namespace and release it, unless a controller-manager does."""
-    if client.get(CONTROLLER_LEASE) is not None:
-        return
-    held = client.objects_in(name)
-    for item in held:
-        client.delete(item)
-    for item in held:
-        client.wait_gone(item, timeout_s=_EMPTY_TIMEOUT_S, cancelled=cancelled)
-    namespace = client.get(kube_object("v1", "Namespace", name))
-    if namespace is not None:
-        client.finalize_namespace(namespace)
 
 
 _TIMEOUT_S: Final = 600.0
@@ -169,8 +149,6 @@ def remove(
     if live is None:
         return
     client.delete(live)
-    if live["kind"] == "Namespace" and live["apiVersion"] == "v1":
-        finish_namespace(client, live["metadata"]["name"], cancelled)
     client.wait_gone(live, timeout_s=timeout_s, cancelled=cancelled)
 
 

@@ -2,11 +2,11 @@
 
     python -m infra.local.reconcile --state DIR
 
-Three loops: nodes (Nebius API -> Kubernetes nodes), operator (custom resources -> daemons) and k8up
-(backups and restores -> restic). Also starts the services again when they end. Daemons outlive it
-on purpose. A loop that finds nothing to do comes back later and later, up to two seconds: an idle
-stack costs little. The local stack has no controller-manager: binding of claims, the end of deleted
-claims, volumes and namespaces are done here. No kubelet stands behind the nodes.
+Four loops: nodes (Nebius API -> Kubernetes nodes), operator (custom resources -> daemons), k8up
+(backups and restores -> restic) and the end of deleted namespaces. Also starts the services again
+when they end. Daemons outlive it on purpose. A loop that finds nothing to do comes back later and
+later, up to two seconds: an idle stack costs little. The local stack has no controller-manager:
+claims are bound, and namespaces emptied, here. No kubelet stands behind the nodes.
 """
 
 from __future__ import annotations
@@ -250,20 +250,11 @@ def _release_abandoned(client: KubeClient, snapshot: Snapshot) -> None:
             volume["status"] = {**(volume.get("status") or {}), "phase": wanted}
 
 
-def release_deleted(client: KubeClient, snapshot: Snapshot) -> None:
-    """Let go of deleted claims and volumes: their pods are gone by now."""
-    for kind in ("PersistentVolumeClaim", "PersistentVolume"):
-        for item in snapshot.by_kind.get(kind, []):
-            if "deletionTimestamp" in item["metadata"] and item["metadata"].get("finalizers"):
-                with suppress(AbsentError):  # gone meanwhile
-                    client.merge_patch(item, {"metadata": {"finalizers": None}})
-
-
-def end_namespaces(client: KubeClient, snapshot: Snapshot) -> None:
-    """Delete what deleted namespaces hold, then let them end."""
-    for namespace in snapshot.by_kind.get("Namespace", []):
-        if "deletionTimestamp" not in namespace["metadata"]:
-            continue
+def end_namespaces(client: KubeClient) -> bool:
+    """Delete what deleted namespaces hold, then let them end; True while there is one."""
+    found = client.list("v1", "Namespace")
+    ending = [each for each in found if "deletionTimestamp" in each["metadata"]]
+    for namespace in ending:
         held = client.objects_in(name_of(namespace))
         for item in held:
             if "deletionTimestamp" not in item["metadata"] or item["kind"] == "Pod":
@@ -271,6 +262,7 @@ def end_namespaces(client: KubeClient, snapshot: Snapshot) -> None:
                 client.delete(item, grace_s=0 if item["kind"] == "Pod" else None)
         if not held:
             client.finalize_namespace(namespace)
+    return bool(ending)
 
 
 @dataclass(slots=True)
@@ -311,8 +303,6 @@ class Operator:
         waiting = self.runtime.converge(self._daemons(plan))
         pods.tell(plan, waiting, snapshot, self.runtime.restarts)
         self._report(plan, waiting)
-        release_deleted(self.client, snapshot)
-        end_namespaces(self.client, snapshot)
         return snapshot is not last or any(waiting.values())
 
     def _power(self, snapshot: Snapshot) -> bool:
@@ -447,6 +437,7 @@ def main() -> int:
     steps: list[Callable[[], object]] = [
         Operator(client, cloud.state, cloud.cache, cloud.ports, setup).step,
         K8up(KubeClient(cloud.kube.access()), cloud.state).step,
+        partial(end_namespaces, KubeClient(cloud.kube.access())),
     ]
     if not options.without_nodes:
         steps += [_mirror_nodes(cloud), partial(start_services, cloud)]
