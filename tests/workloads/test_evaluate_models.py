@@ -233,6 +233,19 @@ def test_a_killed_rank_loses_no_finished_row(run: Any, recipe_file: Path, places
     assert len(rows) == 3
 
 
+@pytest.mark.parametrize("kind", ["evaluate", "lm_eval"])
+def test_what_rank_0_does_alone_may_take_longer_than_ranks_wait_for_each_other(
+    trained: Any, recipe_file: Path, kind: str
+) -> None:
+    """Hashes of large weights, speeds, and all of lm-eval: the other ranks gave up after 600 s."""
+    made = run_ranks(
+        *("-m", "tests.workloads.evaluate_slowly", kind, "--recipe", str(recipe_file)),
+        *("--set", 'evaluate.lm_eval_tasks=["arc"]'),
+        num_ranks=2,
+    )
+    assert made.returncode == 0, made.stderr
+
+
 def lm_eval(recipe_file: Path, capsys: Any, *overrides: str) -> tuple[int, dict[str, Any]]:
     """Runs the job lm_eval: its exit code and record."""
     from workloads.evaluate.lm_eval_job import main

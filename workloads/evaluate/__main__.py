@@ -17,7 +17,7 @@ import json
 import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -47,7 +47,9 @@ def _begun(job: Job, **is_tuned: bool) -> Iterator[tuple[Context, list[Subject]]
     model_dir = job.places.model_dir(job.recipe.model)
     job.places.data_path(config.dataset)
     tuned = tuned_dir(job, config) if any(is_tuned.values()) else None
-    with world(cpu_threads=config.cpu_threads) as here:
+    with world(cpu_threads=config.cpu_threads) as ranks:
+        # Rank 0 hashes weights and measures speeds alone, and rows differ in how long they take.
+        here = replace(ranks.apart(), device=ranks.device)
         job.record.hardware = hardware.detect_for(config.dtype, remedy="evaluate.dtype: fp32")
         job.record.engine = "transformers"
         if here.is_main:

@@ -39,10 +39,11 @@ def main(job: Job) -> None:
             "the package lm-eval is not installed in the jobs' environment; install it there"
         )
     with world(cpu_threads=config.cpu_threads) as here:
+        apart = here.apart()  # the harness takes longer than ranks wait for each other elsewhere
         job.record.hardware = hardware.detect_for(config.dtype, remedy="evaluate.dtype: fp32")
         if here.is_main:  # the harness deals its own rows; one rank is one model
             _run(job, config, here, model_dir, tuned)
-        here.barrier()
+        apart.barrier()
 
 
 def _run(job: Job, config: EvaluateConfig, here: World, model_dir: Path, tuned: Path) -> None:
