@@ -20,6 +20,7 @@ from infra.operate.conformance.come_up import ComeUp, definitions
 from infra.operate.conformance.sources import NotRunError
 from infra.providers.soperator.crds import apply_crds
 from infra.render import backup
+from infra.render.names import kube_object
 from tests.ports import free_ports
 
 pytestmark = [pytest.mark.conformance, pytest.mark.timeout(900)]
@@ -201,32 +202,50 @@ def test_the_database_becomes_a_set_whose_claim_binds(
     assert not bound.obstacles, "\n".join(map(str, bound.obstacles))
 
 
-def test_k8up_makes_a_job_of_a_backup(way, sources, cluster, tmp_path, record_property):
+def test_k8up_makes_the_jobs_of_a_backup_a_restore_and_a_prune(
+    way, sources, cluster, tmp_path, record_property
+):
     (schedule,) = [each for each in way.declared.own if each["kind"] == "Schedule"]
-    namespace = schedule["metadata"]["namespace"]
+    (wanted,) = [each for each in way.declared.own if each["kind"] == "PodConfig"]
+    namespace, spec = schedule["metadata"]["namespace"], schedule["spec"]
     one = container(way, "k8up", "k8up-operator")
     (metrics,) = free_ports(1)
     argv = [str(sources.program("k8up")), "operator"]
     own = {"BACKUP_OPERATOR_NAMESPACE": "k8up-system", "BACKUP_ENABLE_LEADER_ELECTION": "false"}
     env = {**environment(one), **own, "BACKUP_METRICS_BINDADDRESS": f"127.0.0.1:{metrics}"}
-    asked = backup.backup("now", namespace, schedule["spec"])
+    backend = spec["backend"]
+    prune = {**spec["prune"], "backend": backend}
+    del prune["schedule"]
+    targets = {
+        "backup-now-0": backup.backup("now", namespace, spec),
+        "restore-now": backup.restore(
+            "now", namespace, backend=backend, snapshot="ab" * 32, path="/home/user"
+        ),
+        "prune-now": kube_object(backup.API_VERSION, "Prune", "now", namespace, spec=prune),
+    }
     kinds = ("Schedule", "PodConfig", "Secret")
-    accepted = cluster.accept(
-        [*(each for each in way.declared.own if each["kind"] in kinds), asked], namespace
-    )
-    assert not accepted.refused
+    sent = [each for each in way.declared.own if each["kind"] in kinds]
+    assert not cluster.accept(sent, namespace).refused
     with running(argv, server=cluster.server, folder=tmp_path / "run", env=env) as child:
 
         def jobs() -> list[Object]:
             return cluster.client.list("batch/v1", "Job", namespace)
 
-        until("a job of the backup", lambda: bool(jobs()), child)
-    made = come_up.pods_of(jobs())
-    (wanted,) = [each for each in way.declared.own if each["kind"] == "PodConfig"]
-    for job in made:
-        for toleration in wanted["spec"]["template"]["spec"]["tolerations"]:
-            assert toleration in job.spec["tolerations"]
-    assert not come_up.refused(cluster.client, made).obstacles
-    keys = come_up.missing_keys(made, cluster.client.list("v1", "Secret", namespace))
-    record_property("jobs of k8up", len(made))
-    assert not [one for one in keys.obstacles if "ServiceAccount" not in one.cause]
+        for name, target in targets.items():
+            assert not cluster.accept([target], namespace).refused
+            until(f"the job {name}", lambda: bool(jobs()), child)
+            (job,) = jobs()
+            assert name_of(job) == name
+            (made,) = come_up.pods_of([job])
+            for toleration in wanted["spec"]["template"]["spec"]["tolerations"]:
+                assert toleration in made.spec["tolerations"]
+            if target["kind"] == "Restore":
+                words = made.spec["containers"][0]["args"]
+                assert words[words.index("-restoreFilter") + 1] == "/home/user"
+            assert not come_up.refused(cluster.client, [made]).obstacles
+            keys = come_up.missing_keys([made], cluster.client.list("v1", "Secret", namespace))
+            assert not [each for each in keys.obstacles if "ServiceAccount" not in each.cause]
+            # One that restores or prunes waits for all others.
+            cluster.client.delete(target)
+            cluster.client.delete(job)
+    record_property("jobs of k8up", len(targets))
