@@ -28,6 +28,7 @@ from cost.report.layout import Report, Table, rounded, short, small_usd_text, sp
 from cost.resources.estimate import Estimate
 from cost.run_record import RunRecord, lineage
 from cost.traced import named
+from stacks.machines import workers_of
 from stacks.spec import StackSpec
 from stacks.spec.cost import ChatSpec
 
@@ -162,12 +163,15 @@ def run_cost(estimate: Estimate, record: RunRecord) -> RunCost:
         beside=estimate.monthly_low_usd,
     )
     hours = seconds / SECONDS_PER_HOUR
-    hardware = record.hardware
+    hardware, spec = record.hardware, estimate.spec
     assert hardware is not None
+    # Nodesets of one preset may be billed in different ways: those of the job's partition first.
+    named_jobs = [job for job in spec.jobs if job.name == record.job]
+    own = [worker for job in named_jobs for worker in workers_of(spec, job.partition)]
     node_usd = next(
         (
             estimate.node_usd_per_hour[worker.name]
-            for worker in estimate.spec.nodes.workers
+            for worker in (*own, *spec.nodes.workers)
             if (worker.platform, worker.preset) == (hardware.platform, hardware.preset)
         ),
         None,

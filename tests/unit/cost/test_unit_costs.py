@@ -15,6 +15,8 @@ from cost.chat.unit_costs import NotKnown, UnitCosts, unit_costs
 from cost.prices.book import PriceBook
 from cost.resources.estimate import estimate
 from cost.run_record import RunRecord
+from stacks.spec.nodes import Billing
+from stacks.spec.slurm import PartitionSpec
 from tests.unit.cost.conftest import RECORD, Priced, record
 
 H200 = {**RECORD["hardware"], "platform": "gpu-h200-sxm", "preset": "1gpu-16vcpu-200gb"}
@@ -205,6 +207,26 @@ def test_without_a_serving_nodeset_only_the_whole_cluster_is_charged(
     (chat,) = chats_of(unit_costs(spec, bill, [record()]))
     assert chat.serving_usd is None
     assert chat.cluster_low_usd > 0
+
+
+def test_a_run_costs_what_the_nodes_of_its_partition_do(priced: Callable[[str], Priced]):
+    """Of two nodesets of one preset the first was taken: on demand, $1.00 instead of $0.478."""
+    spec, _ = priced("h100-prod")
+    (worker, *_), job = spec.nodes.workers, next(j for j in spec.jobs if j.name == "finetune")
+    spot = replace(worker, name="worker-spot", billing=Billing.PREEMPTIBLE)
+    partition = PartitionSpec(name="spot", nodesets=("worker-spot",))
+    spec = replace(
+        spec,
+        nodes=replace(spec.nodes, workers=(worker, spot)),
+        slurm=replace(spec.slurm, partitions=(*spec.slurm.partitions, partition)),
+        jobs=(replace(job, partition="spot"),),
+    )
+    place = {"platform": worker.platform, "preset": worker.preset}
+    hardware = {**RECORD["hardware"], **place}
+    ran = record(kind="train", job="finetune", stack="h100-prod", hardware=hardware)
+    run = unit_costs(spec, estimate(spec, PriceBook.load("nebius")), [ran]).run
+    assert not isinstance(run, NotKnown)
+    assert round(run.nodes_usd or 0, 9) == round(8 * Decimal("2.15") * 100 / 3600, 9)
 
 
 def test_a_training_run_costs_its_time_times_the_cluster(priced: Callable[[str], Priced]):
