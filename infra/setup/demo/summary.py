@@ -11,8 +11,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from cost.bill.bill import Bill
-from cost.chat.unit_costs import chat_table
-from cost.report.layout import Format, aligned, render_report, span
+from cost.chat.unit_costs import ChatCost, chat_table
+from cost.report.layout import Format, aligned, render_report, small_usd_text, span
 from cost.run_record import Kind, RunRecord
 from infra.reports.page import training
 from infra.reports.page.loop import answers_report, close_loop
@@ -76,6 +76,7 @@ def text(
         _stages(outcomes, stages, total_s),
         _sample(outcomes),
         _answers(outcomes),
+        _cheaper(outcomes.report.bill.unit_costs.known_chats),
         _next(outcomes, page, kept=kept),
     ]
     return "\n\n".join("\n".join(part) for part in parts if part)
@@ -128,6 +129,19 @@ def _answers(outcomes: Outcomes) -> list[str]:
     notes = (*found.notes, *(f"{each}." for each in loop.missing))
     tables = () if table is None else (table,)
     return render_report(replace(found, tables=tables, notes=notes), Format.TABLE).splitlines()
+
+
+def _cheaper(chats: Sequence[ChatCost]) -> list[str]:
+    """What serving many at once makes of the cost of one chat; nothing until both are measured."""
+    measured = [each for each in chats if each.speed.date is not None]
+    alone = next((each for each in measured if each.speed.batch_size == 1), None)
+    served = next((each for each in measured if each.speed.operating is not None), None)
+    if alone is None or served is None or served is alone:
+        return []
+    before, after = alone.cluster_low_usd, served.cluster_low_usd
+    then = f"{small_usd_text(after)} served to {served.speed.batch_size} streams"
+    change = f"{100 * (after - before) / before:+.0f} %"
+    return [f"One chat: {small_usd_text(before)} one at a time -> {then}, {change}"]
 
 
 def _next(outcomes: Outcomes, page: Path, *, kept: bool) -> list[str]:

@@ -98,6 +98,7 @@ def test_a_load_test_without_a_feasible_point_prices_nothing_and_says_why(
     changed(state, "load", "load.json", broken)
     text = " ".join(shown(spec, state).split())
     assert "transformers, batch 8" not in text
+    assert "One chat:" not in text
     assert "the load test of job 5 found no load (1, 8 streams) that keeps" in text
 
 
