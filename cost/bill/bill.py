@@ -24,7 +24,6 @@ from cost.chat.speeds import ChatCost
 from cost.chat.unit_costs import (
     Amount,
     BillPart,
-    Inputs,
     NotKnown,
     PartMaker,
     RunCost,
@@ -33,7 +32,6 @@ from cost.chat.unit_costs import (
     chat_table,
     listed,
     speed_text,
-    unit_costs,
 )
 from cost.choose.limits import policy_part, policy_problems
 from cost.prices.book import HOURS_PER_MONTH, PriceBook
@@ -81,7 +79,7 @@ def left_running_lines(
     spec: StackSpec, book: PriceBook, found: Estimate, now: datetime
 ) -> tuple[str, ...]:
     """The lines of a preview: what the stack by its bill costs if nobody ends it, and what does."""
-    least, usd_per_hour = "at least " if found.is_lower_bound else "", found.hourly_low_usd
+    least, usd_per_hour = found.total.least, found.total.hourly_low_usd
     lines = [f"If you forget it: {least}{_spans(usd_per_hour)}, at min_nodes"]
     if not spec.nodes.paused:
         paused = usd_per_hour - pause_saving(spec, book).low_usd / HOURS_PER_MONTH
@@ -133,13 +131,13 @@ class Reservation:
         return self.reserved_usd_per_hour / self.on_demand_usd_per_hour
 
 
-def reservations_part(inputs: Inputs) -> Iterable[BillPart]:
+def reservations_part(units: UnitCosts) -> Iterable[BillPart]:
     """Part `reservations`; none where no nodeset has both prices."""
     # A contract has one price, whoever reserves what.
-    is_attached = inputs.spec.attached is not None
+    is_attached = units.spec.attached is not None
     return listed(
         "reservations",
-        () if is_attached else tuple(_reservations(inputs.estimate)),
+        () if is_attached else tuple(_reservations(units.estimate)),
         title="Reserved against on-demand nodes (US dollars a node, without disks)",
         headings=("Workers", "On demand", "Reserved", "Reserved a month", "Pays from"),
         row=_row,
@@ -193,8 +191,8 @@ PARTS: Final[tuple[PartMaker, ...]] = (
 """Every subject beyond the lines and the unit costs, in the order in which they are printed."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Bill(Inputs, Judged):
+@dataclass(frozen=True, kw_only=True)
+class Bill(UnitCosts, Judged):
     """What a stack costs and every figure that follows from it."""
 
     problems: tuple[Problem, ...]
@@ -210,11 +208,8 @@ class Bill(Inputs, Judged):
 def bill(spec: StackSpec, book: PriceBook, records: Sequence[RunRecord] = ()) -> Bill:
     """The stack's bill; records replace assumed speeds where they measure this stack."""
     total = estimate(spec, book)
-    units = unit_costs(spec, total, records)
     problems = price_problems(check(spec), total)
-    found = Bill(
-        spec=spec, book=book, estimate=total, unit_costs=units, records=records, problems=problems
-    )
+    found = Bill(estimate=total, records=records, problems=problems)
     # A part may rely on what the checks allow.
     if found.errors:
         return found
@@ -245,7 +240,7 @@ def bill_page(bill: Bill) -> str:
 
 def document(bill: Bill) -> Report:
     """The bill as tables and notes, and as values for programs."""
-    chats = chat_table(bill.unit_costs)
+    chats = chat_table(bill)
     return Report(
         heading=bill.spec.bill_heading,
         tables=(
@@ -289,7 +284,7 @@ def _section_rows(lines: Sequence[CostComponent]) -> Iterator[tuple[str, ...]]:
 
 
 def _line_row(line: CostComponent) -> tuple[str, ...]:
-    low, high = line.monthly_low_usd, line.monthly_high_usd
+    low, high = line.low_usd, line.high_usd
     amounts = (UNPRICED, UNPRICED) if low is None or high is None else _amount_texts(low, high)
     return (f"{GAP}{line.name}", line.size, _rate(line), *amounts)
 
@@ -317,8 +312,8 @@ def _bill_notes(bill: Bill) -> list[str]:
     notes = [f"Not priced: {line.name}: {line.unknown}." for line in estimate.unpriced]
     if notes:
         notes.append("The totals miss what is not priced: they are lower bounds.")
-    notes += chat_notes(bill.unit_costs)
-    notes.append(_run_note(bill.unit_costs.run))
+    notes += chat_notes(bill)
+    notes.append(_run_note(bill.run))
     notes += [note for part in bill.parts for note in part.notes]
     day = "none" if estimate.price_date is None else estimate.price_date.isoformat()
     notes.append(
@@ -349,7 +344,7 @@ def _csv_rows(bill: Bill) -> Iterator[Sequence[object]]:
     )  # fmt: skip
     for line in estimate.components:
         rate = (None, None) if line.rate is None else (number(line.rate.usd), line.rate.per)
-        amounts = (money(line.monthly_low_usd), money(line.monthly_high_usd))
+        amounts = (money(line.low_usd), money(line.high_usd))
         yield (
             line.section, line.name, line.size, *rate, *amounts, line.unknown, line.scope,
             " ".join(line.keys),
@@ -361,9 +356,9 @@ def _csv_rows(bill: Bill) -> Iterator[Sequence[object]]:
         amounts = (money(total.low_usd), money(total.high_usd))
         bound = "lower bound" if total.is_lower_bound else None
         yield (name, None, None, None, "month", *amounts, bound, scope, None)
-    if bill.unit_costs.known_chats:
+    if bill.known_chats:
         yield ()
-        yield from headed([_plain_chat(chat) for chat in bill.unit_costs.known_chats])
+        yield from headed([_plain_chat(chat) for chat in bill.known_chats])
 
 
 def _plain_bill(bill: Bill) -> dict[str, object]:
@@ -371,8 +366,8 @@ def _plain_bill(bill: Bill) -> dict[str, object]:
         "schema_version": SCHEMA_VERSION,
         **picked(bill, "stack=spec.name heading=spec.bill_heading price_book=estimate.book.name"),
         "components": [_plain_line(line) for line in bill.estimate.components],
-        "cost": figures(bill.estimate, bill.unit_costs),
-        "chats": [_plain_chat(chat) for chat in bill.unit_costs.known_chats] or None,
+        "cost": figures(bill),
+        "chats": [_plain_chat(chat) for chat in bill.known_chats] or None,
         "parts": {part.name: part.data() for part in bill.parts},
         **picked(bill, "problems"),
         "notes": _bill_notes(bill),
@@ -381,8 +376,8 @@ def _plain_bill(bill: Bill) -> dict[str, object]:
 
 def _plain_line(line: CostComponent) -> dict[str, object]:
     paths = (
-        "id section scope resource=name size price_usd=rate.usd rate.per monthly_low_usd "
-        "monthly_high_usd unknown keys"
+        "id section scope resource=name size price_usd=rate.usd rate.per monthly_low_usd=low_usd "
+        "monthly_high_usd=high_usd unknown keys"
     )
     return {
         **picked(line, paths, money),
@@ -409,19 +404,20 @@ def _rate(line: CostComponent) -> str:
     return f"{text if '.' in text else text + '.'}{'0' * cents}/{line.rate.per}"
 
 
-def figures(estimate: Estimate, unit_costs: UnitCosts) -> dict[str, object]:
+def figures(units: UnitCosts) -> dict[str, object]:
     """Figures of the bill; unit costs are the first scenario's, for the whole cluster."""
-    listed = estimate.subtotal(Scope.MAIN)
-    chat = next(iter(unit_costs.known_chats), None)
-    run = None if isinstance(unit_costs.run, NotKnown) else unit_costs.run
-    reasons = {} if run else {"per_run_usd": str(unit_costs.run)}
+    estimate = units.estimate
+    total, listed = estimate.total, estimate.subtotal(Scope.MAIN)
+    chat = next(iter(units.known_chats), None)
+    run = None if isinstance(units.run, NotKnown) else units.run
+    reasons = {} if run else {"per_run_usd": str(units.run)}
     if chat is None:
-        reasons |= dict.fromkeys(("per_chat_usd", "per_1m_tokens_usd"), str(unit_costs.chats))
+        reasons |= dict.fromkeys(("per_chat_usd", "per_1m_tokens_usd"), str(units.chats))
     return {
-        **picked(estimate, "hourly_usd=hourly_low_usd hourly_high_usd"),
-        **picked(estimate, "monthly_low_usd monthly_high_usd", money),
+        **picked(total, "hourly_usd=hourly_low_usd hourly_high_usd"),
+        **picked(total, "monthly_low_usd=low_usd monthly_high_usd=high_usd", money),
         **picked(listed, "subtotal_low_usd=low_usd subtotal_high_usd=high_usd", money),
-        "is_lower_bound": estimate.is_lower_bound,
+        **picked(total, "is_lower_bound"),
         "unpriced": [f"{line.name}: {line.unknown}" for line in estimate.unpriced],
         **picked(run, "per_run_usd=cluster_usd"),
         **picked(
@@ -455,11 +451,10 @@ def render_chats(
     bill: Bill, format: Format = Format.TABLE, shared: SharedBill | None = None
 ) -> str:
     """What a chat of the stack costs, in the format, ending in a newline."""
-    units = bill.unit_costs
     parts = [part for part in bill.parts if part.name == _PART]
-    rows = units.known_chats
-    table = chat_table(units)
-    notes = (*chat_notes(units), *(note for part in parts for note in part.notes))
+    rows = bill.known_chats
+    table = chat_table(bill)
+    notes = (*chat_notes(bill), *(note for part in parts for note in part.notes))
     per_chat = [(row, shared.usd_per_chat(row)) for row in rows if shared is not None]
 
     def data() -> dict[str, object]:
@@ -468,12 +463,13 @@ def render_chats(
         usd = {row.speed.scenario: exact_money(usd) for row, usd in per_chat}
         return {
             "schema_version": _CHAT_SCHEMA_VERSION,
-            **picked(bill, "stack=spec.name heading=spec.bill_heading"),
-            **picked(units, "is_lower_bound"),
-            "chat": picked(units.chat, chat),
+            **picked(
+                bill, "stack=spec.name heading=spec.bill_heading estimate.total.is_lower_bound"
+            ),
+            "chat": picked(bill.spec.chat, chat),
             "chats": [plain_chat(row) for row in rows],
             "operating_points": found,
-            **picked(units, "no_operating_points"),
+            **picked(bill, "no_operating_points"),
             "shared_bill": shared and {**picked(shared, "usd days", number), "per_chat_usd": usd},
             **{part.name: part.data() for part in parts},
             "notes": notes,
@@ -491,7 +487,7 @@ def render_chats(
             draw_figures=lambda: tuple(each for part in parts for each in part.draw_figures()),
             data=data,
             rows=lambda: headed([plain_chat(row) for row in rows]),
-            title=f"Cost per chat of {units.stack_name}",
+            title=f"Cost per chat of {bill.spec.name}",
         ),
         format,
     )

@@ -11,12 +11,13 @@ from collections.abc import Iterator
 from dataclasses import replace
 from decimal import Decimal
 from difflib import get_close_matches
+from functools import cached_property
 from itertools import groupby
 
 from cost.bill.bill import Bill
 from cost.chat.break_even import break_even
 from cost.chat.speeds import ChatCost, Speed
-from cost.chat.unit_costs import NotKnown, RunCost, operating_text, speed_text, unit_costs
+from cost.chat.unit_costs import NotKnown, RunCost, operating_text, speed_text
 from cost.choose.limits import Limit, limits
 from cost.prices.book import HOURS_PER_MONTH, ApiPrice, ApiPriceBook
 from cost.report.layout import Explanation, Figure, Input, known_figures, span
@@ -75,20 +76,30 @@ def explanations(bill: Bill) -> Iterator[Explanation]:
 
 def _traced(bill: Bill) -> Bill:
     """The same bill of numbers that know where they come from."""
-    spec = traced(bill.spec)
+    spec, book = traced(bill.spec), bill.estimate.book
     used = {
         sku: (leaves(each, f"{sku}: {each.source}, {each.dated}", usd=f"USD per {each.unit}"),)
-        for sku, each in bill.book.prices.items()
+        for sku, each in book.prices.items()
     }
-    book = replace(bill.book, readings={**bill.book.readings, **used})
-    total = estimate(spec, book)
-    units = unit_costs(spec, total, bill.records)
-    rows = units.chats
-    if not isinstance(rows, NotKnown):
-        rows = tuple(replace(row, speed=_traced_speed(row)) for row in rows)
-    return replace(
-        bill, spec=spec, book=book, estimate=total, unit_costs=replace(units, chats=rows)
+    book = replace(book, readings={**book.readings, **used})
+    return _TracedBill(
+        estimate=estimate(spec, book),
+        records=bill.records,
+        problems=bill.problems,
+        parts=bill.parts,
     )
+
+
+class _TracedBill(Bill):
+    """A bill whose speeds say where they are from, too."""
+
+    @cached_property
+    def chats(self) -> tuple[ChatCost, ...] | NotKnown:
+        """The same rows."""
+        rows = super().chats
+        if isinstance(rows, NotKnown):
+            return rows
+        return tuple(replace(row, speed=_traced_speed(row)) for row in rows)
 
 
 def _traced_speed(row: ChatCost) -> Speed:
@@ -101,7 +112,7 @@ def _traced_speed(row: ChatCost) -> Speed:
 
 
 def _line(line: CostComponent) -> Explanation:
-    low, high, unit = line.monthly_low_usd, line.monthly_high_usd, "USD a month"
+    low, high, unit = line.low_usd, line.high_usd, "USD a month"
     figures = known_figures(*([("", unit, low)] if low == high else _ends(low, high, unit)))
     return Explanation(
         item=line.id,
@@ -135,8 +146,7 @@ def _total(item: str, title: str, lines: tuple[CostComponent, ...]) -> Explanati
         others=tuple(
             Input(line.name, span(number(low), number(high)), f"explain {line.id}")
             for line in lines
-            if (low := line.monthly_low_usd) is not None
-            and (high := line.monthly_high_usd) is not None
+            if (low := line.low_usd) is not None and (high := line.high_usd) is not None
         ),
         notes=tuple(
             f"Not priced, so the total is a lower bound: {line.name}."
@@ -176,7 +186,7 @@ def _limit(limit: Limit) -> Explanation:
 
 def _chats(bill: Bill) -> Iterator[Explanation]:
     """The first scenario, which the output `cost.per_chat_usd` names, then each under its name."""
-    rows = bill.unit_costs.chats
+    rows = bill.chats
     if isinstance(rows, NotKnown):
         yield Explanation(item="chat", title="Cost per chat", words="NOT KNOWN", notes=(str(rows),))
         return
@@ -204,12 +214,12 @@ def _chat(bill: Bill, row: ChatCost, item: str) -> Explanation:
 def _chat_notes(bill: Bill, row: ChatCost) -> Iterator[str]:
     if text := operating_text(row, bill.spec.chat):
         yield f"{text}."
-    if bill.unit_costs.hourly.cluster_low_usd != bill.estimate.hourly_low_usd:
+    if bill.hourly.cluster_low_usd != bill.estimate.total.hourly_low_usd:
         yield (
             "The cluster at min_nodes lacks serving nodes: their price is added to what its chats "
             "pay an hour."
         )
-    if bill.unit_costs.is_lower_bound:
+    if bill.estimate.total.is_lower_bound:
         yield "A line of the bill has no price: whole-cluster figures are lower bounds."
 
 
@@ -233,7 +243,7 @@ def _break_evens(bill: Bill) -> Iterator[Explanation]:
         notes: list[str] = []
         if any(not row.is_reached for row in rows):
             notes.append("More chats a day than there is room for is never.")
-        if bill.unit_costs.is_lower_bound:
+        if bill.estimate.total.is_lower_bound:
             notes.append("A line is not priced: self-hosting needs at least so many chats a day.")
         yield Explanation(
             item=f"break-even[{scenario}][{cost.model}]",
@@ -258,7 +268,7 @@ def _traced_api(price: ApiPrice) -> ApiPrice:
 
 def _runs(bill: Bill) -> Iterator[Explanation]:
     """The last measured run, `run`, then the forecast of every job that trains."""
-    yield _last_run(bill.unit_costs.run)
+    yield _last_run(bill.run)
     for run in forecasts(bill.estimate, bill.records):
         is_known = isinstance(run, Forecast)
         yield Explanation(

@@ -1,9 +1,9 @@
-"""Chats a day from which self-hosting is cheaper than an API: break_even(inputs, api_book).
+"""Chats a day from which self-hosting is cheaper than an API: break_even(units, api_book).
 
 A cluster costs the same however few chats it answers, an API costs by the chat. They meet at
 dollars a day over dollars a chat, unless the room of the serving nodes ends before: then never.
 
-Also what a finetune cost and what it saves a chat: finetune(inputs, apis).
+Also what a finetune cost and what it saves a chat: finetune(units, apis).
 Before is the base model, after the tuned one, both as one evaluation measured them. A difference of
 speed between them has no interval, so nothing is made of it.
 """
@@ -35,7 +35,6 @@ from cost.chat.speeds import (
 from cost.chat.unit_costs import (
     MISSES,
     BillPart,
-    Inputs,
     NotKnown,
     RunCost,
     UnitCosts,
@@ -130,13 +129,13 @@ class BreakEvens:
     """Nodes of the serving nodeset that the cluster pays for anyway; None when none is named."""
 
 
-def break_even(inputs: Inputs, api_book: ApiPriceBook) -> BreakEvens:
+def break_even(units: UnitCosts, api_book: ApiPriceBook) -> BreakEvens:
     """The stack's chats against the models that it names, in every billing that has a price."""
-    spec, units = inputs.spec, inputs.unit_costs
+    spec = units.spec
     apis, unpriced = api_costs(spec.chat, api_book)
     workers = serving_workers(spec)
     declared = next((worker.billing for worker in workers), Billing.ON_DEMAND)
-    billings = {declared: units.hourly, **hourly_by_billing(inputs.estimate, units.hourly)}
+    billings = {declared: units.hourly, **hourly_by_billing(units.estimate, units.hourly)}
     return BreakEvens(
         rows=tuple(
             BreakEven(
@@ -232,14 +231,14 @@ _NAME: Final = "break_even"
 UTILISATIONS: Final = (Decimal("0.1"), Decimal("0.25"), Decimal("0.5"), Decimal("0.75"), Decimal(1))
 
 
-def break_even_part(inputs: Inputs) -> tuple[BillPart, ...]:
+def break_even_part(units: UnitCosts) -> tuple[BillPart, ...]:
     """The comparison with the models that the stack names, and the charts of its chats."""
-    units, models = inputs.unit_costs, inputs.spec.chat.api_models
+    models = units.spec.chat.api_models
     if isinstance(units.chats, NotKnown):
         return ()
     if not models:
         return (BillPart(name=_NAME, draw_figures=lambda: _charts(units, ())),)
-    found = break_even(inputs, ApiPriceBook.load())
+    found = break_even(units, ApiPriceBook.load())
     return (
         BillPart(
             name=_NAME,
@@ -262,7 +261,7 @@ def break_even_tables(found: BreakEvens, units: UnitCosts) -> tuple[Table, ...]:
     """Chats a day from which self-hosting is cheaper, then the cost of a chat by utilisation."""
     if not (units.known_chats and found.rows):
         return ()
-    bound = ", at least" if units.is_lower_bound else ""
+    bound = ", at least" if units.estimate.total.is_lower_bound else ""
     return (_meetings(found, bound), _bands(found, units.known_chats, bound))
 
 
@@ -274,7 +273,7 @@ def break_even_notes(found: BreakEvens, units: UnitCosts) -> list[str]:
             f"{NEVER}: the room of the serving nodes (Chats/Day) ends first; even full, a chat "
             "costs more than the API asks."
         )
-        notes += _more_nodes(found, "at least " if units.is_lower_bound else "")
+        notes += _more_nodes(found, units.estimate.total.least)
     if found.rows:
         notes.append(
             "An API's model is another model: the tables compare dollars for the same number of "
@@ -481,10 +480,9 @@ class Finetune:
         )
 
 
-def finetune(inputs: Inputs, apis: Sequence[ApiCost] = ()) -> Finetune:
+def finetune(units: UnitCosts, apis: Sequence[ApiCost] = ()) -> Finetune:
     """The finetune that was evaluated last, from its own runs alone."""
-    spec, units = inputs.spec, inputs.unit_costs
-    line = lineage(spec.name, inputs.records)
+    spec, line = units.spec, lineage(units.spec.name, units.records)
     evaluated = line.evaluation
     # It counts where it measured both models and is of this stack's chat.
     if evaluated is not None and (
@@ -507,7 +505,7 @@ def finetune(inputs: Inputs, apis: Sequence[ApiCost] = ()) -> Finetune:
             command=submit_command(spec, "workloads.evaluate"),
         )
         if evaluated is None
-        else run_cost(inputs.estimate, evaluated),
+        else run_cost(units.estimate, evaluated),
         base=base,
         tuned_own_length=own,
         length_ratio=ratio,

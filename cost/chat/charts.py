@@ -70,7 +70,7 @@ def _against_throughput(units: UnitCosts, rows: Sequence[ChatCost]) -> str:
                 )
             )
     return line_chart(
-        f"{units.stack_name}-chat-throughput",
+        f"{units.spec.name}-chat-throughput",
         title="Cost per chat against throughput",
         description=f"US dollars a chat for the whole cluster: {costs}. A dot is a scenario.",
         x=Axis(label="output tokens/s of one serving node", scale=Scale.LOG, text=_count),
@@ -96,7 +96,7 @@ def _against_utilisation(units: UnitCosts, rows: Sequence[ChatCost]) -> str:
                 )
             )
     return line_chart(
-        f"{units.stack_name}-chat-utilisation",
+        f"{units.spec.name}-chat-utilisation",
         title="Cost per chat against utilisation",
         description="Nodes cost the same idle or busy: half the load doubles the cost of a chat. "
         "A dot is the declared demand, or full load.",
@@ -108,7 +108,7 @@ def _against_utilisation(units: UnitCosts, rows: Sequence[ChatCost]) -> str:
 
 def _against_chats(units: UnitCosts, rows: Sequence[ChatCost], apis: Sequence[ApiCost]) -> str:
     rooms = [row.chats_per_day for row in rows]
-    demand = units.chat.chats_per_day
+    demand = units.spec.chat.chats_per_day
     low, high = min((*rooms, *(() if demand is None else (Decimal(demand),)))) / 10, max(rooms)
     reach, cluster = high * 10, units.hourly.cluster_low_usd
     places = spread(low, high, _NUM_POINTS)
@@ -142,7 +142,7 @@ def _against_chats(units: UnitCosts, rows: Sequence[ChatCost], apis: Sequence[Ap
     ]
     crossing = " Where a line meets an API's, self-hosting starts to be cheaper." if apis else ""
     return line_chart(
-        f"{units.stack_name}-chat-demand",
+        f"{units.spec.name}-chat-demand",
         title="Cost per chat against chats a day",
         description=f"A line ends where the serving nodes have no more room.{crossing}",
         x=Axis(label="chats a day", scale=Scale.LOG, text=_count, reach=reach),

@@ -1,7 +1,7 @@
-"""What one chat, one million tokens and one training run cost: unit_costs(spec, estimate, records).
+"""What one chat, one million tokens and one training run cost: UnitCosts of estimate and records.
 
 Also the chats as a table, with the notes under it: chat_table(units); and `BillPart`, what one
-subject (break-even, runs, policy) adds to a bill, made from `Inputs`.
+subject (break-even, runs, policy) adds to a bill, made from them.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import date
 from decimal import Decimal
+from functools import cached_property
 from typing import Final, TypeVar
 
 from cost.chat.speeds import (
@@ -23,7 +24,7 @@ from cost.chat.speeds import (
     serving_workers,
     speeds,
 )
-from cost.prices.book import HOURS_PER_MONTH, PriceBook
+from cost.prices.book import HOURS_PER_MONTH
 from cost.report.layout import Report, Table, rounded, short, small_usd_text, span
 from cost.resources.estimate import Estimate
 from cost.run_record import RunRecord, lineage
@@ -60,98 +61,93 @@ class NotKnown:
         return f"NOT KNOWN: {self.reason}; run: {self.command}"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class UnitCosts:
-    """Unit costs of one stack."""
+    """A priced stack, with what a chat, a million tokens and a training run of it cost.
 
-    stack_name: str
-    chat: ChatSpec
-    """The reference chat that `chats` are rows of."""
-    hourly: HourlyCost
-    """What chats are charged with."""
-    chats: tuple[ChatCost, ...] | NotKnown
-    run: RunCost | NotKnown
-    """The training that was evaluated last; before there is an evaluation, the newest one."""
-    is_lower_bound: bool
-    """Whether the bill behind the whole-cluster figures misses a line."""
-    no_operating_points: tuple[NoOperatingPoint, ...] = ()
-    """Load tests that found no load which keeps their SLO, so that no row is theirs."""
+    Everything that a part of its bill may be computed from. Without slots, which a cached property
+    cannot have.
+    """
+
+    estimate: Estimate
+    records: Sequence[RunRecord] = ()
+    """Run records that measured speeds may come from."""
+
+    @property
+    def spec(self) -> StackSpec:
+        """What the stack declares."""
+        return self.estimate.spec
+
+    @cached_property
+    def hourly(self) -> HourlyCost:
+        """US dollars an hour that the stack's chats are charged with."""
+        spec, estimate = self.spec, self.estimate
+        chat, absent_usd = spec.chat, [Decimal(0), Decimal(0)]
+        workers = () if chat.serving_nodeset is None else serving_workers(spec)
+        node_usd = next((estimate.node_usd_per_hour[each.name] for each in workers), None)
+        for worker in workers:
+            # A nodeset that shrinks to nothing answers nobody: its chats pay for the nodes that
+            # they need, also those that a cluster at min_nodes, or a paused one, does not have.
+            for end, count in enumerate(spec.nodes.counts(worker)):
+                absent = max(0, chat.serving_nodes - count)
+                for component in estimate.components:
+                    if component.nodeset == worker.name:
+                        usd_per_node = component.monthly_usd_of_node
+                        absent_usd[end] += usd_per_node * absent / HOURS_PER_MONTH
+        return HourlyCost(
+            cluster_low_usd=estimate.total.hourly_low_usd + absent_usd[0],
+            cluster_high_usd=estimate.total.hourly_high_usd + absent_usd[1],
+            serving_usd=None if node_usd is None else node_usd * chat.serving_nodes,
+        )
+
+    @cached_property
+    def chats(self) -> tuple[ChatCost, ...] | NotKnown:
+        """A row for each speed, assumed or measured, or why there is none."""
+        chat, broken = self.spec.chat, self.no_operating_points
+        if found := speeds(self.spec, self.records):
+            return tuple(ChatCost(chat, speed, self.hourly) for speed in found)
+        if not broken:
+            return NotKnown(
+                reason=f"no speed of {chat.model} is declared or measured on this preset",
+                command=submit_command(self.spec, "workloads.evaluate"),
+            )
+        # A server that breaks its promise at every load wants another preset.
+        curve = broken[-1].record.curve
+        bounds = [] if curve is None else curve.slo.options
+        return NotKnown(
+            reason="; ".join(map(str, broken)),
+            command=f"soperator cost advise --model {chat.model} --stack {self.spec.name} "
+            f"{'--slo ' + ','.join(bounds) + ' ' if bounds else ''}"
+            f"--chats-per-day {chat.chats_per_day or 1000}",
+        )
 
     @property
     def known_chats(self) -> tuple[ChatCost, ...]:
         """The rows; none where no speed is known."""
         return () if isinstance(self.chats, NotKnown) else self.chats
 
+    @cached_property
+    def no_operating_points(self) -> tuple[NoOperatingPoint, ...]:
+        """Load tests that found no load which keeps their SLO, so that no row is theirs."""
+        return no_operating_points(self.spec, self.records)
 
-def unit_costs(spec: StackSpec, estimate: Estimate, records: Sequence[RunRecord]) -> UnitCosts:
-    """Unit costs of the stack from its bill, its assumed speeds and the records of its jobs."""
-    found = speeds(spec, records)
-    broken = no_operating_points(spec, records)
-    hourly = hourly_cost(spec, estimate)
-    return UnitCosts(
-        stack_name=spec.name,
-        chat=spec.chat,
-        hourly=hourly,
-        chats=tuple(ChatCost(spec.chat, speed, hourly) for speed in found)
-        if found
-        else _unknown_chats(spec, broken),
-        run=_run(spec, estimate, records),
-        is_lower_bound=estimate.is_lower_bound,
-        no_operating_points=broken,
-    )
-
-
-def _unknown_chats(spec: StackSpec, broken: tuple[NoOperatingPoint, ...]) -> NotKnown:
-    """Why no row is there; a server that breaks its promise at every load wants another preset."""
-    if not broken:
+    @cached_property
+    def run(self) -> RunCost | NotKnown:
+        """The training that was evaluated last; before there is an evaluation, the newest one."""
+        stack = self.spec.name
+        found = lineage(stack, [each for each in self.records if each.hardware is not None])
+        if found.training is not None:
+            return run_cost(self.estimate, found.training)
+        if found.evaluation is not None and found.tuned_dir is not None:
+            return NotKnown(
+                reason=f"the record of the training that wrote {found.tuned_dir}, which job "
+                f"{found.evaluation.job_id} evaluated, is not here",
+                command=f"soperator pull ID --stack {stack}",
+            )
         return NotKnown(
-            reason=f"no speed of {spec.chat.model} is declared or measured on this preset",
-            command=submit_command(spec, "workloads.evaluate"),
+            reason="no training run of this stack has passed",
+            command=submit_command(self.spec, "workloads.train"),
         )
-    curve = broken[-1].record.curve
-    bounds = [] if curve is None else curve.slo.options
-    return NotKnown(
-        reason="; ".join(map(str, broken)),
-        command=f"soperator cost advise --model {spec.chat.model} --stack {spec.name} "
-        f"{'--slo ' + ','.join(bounds) + ' ' if bounds else ''}"
-        f"--chats-per-day {spec.chat.chats_per_day or 1000}",
-    )
-
-
-def hourly_cost(spec: StackSpec, estimate: Estimate) -> HourlyCost:
-    """US dollars an hour that the stack's chats are charged with."""
-    chat, absent_usd = spec.chat, [Decimal(0), Decimal(0)]
-    workers = () if chat.serving_nodeset is None else serving_workers(spec)
-    node_usd = next((estimate.node_usd_per_hour[each.name] for each in workers), None)
-    for worker in workers:
-        # A nodeset that shrinks to nothing answers nobody: its chats pay for the nodes that they
-        # need, also those that a cluster at min_nodes, or a paused one, does not have.
-        for end, count in enumerate(spec.nodes.counts(worker)):
-            absent = max(0, chat.serving_nodes - count)
-            for component in estimate.components:
-                if component.nodeset == worker.name:
-                    absent_usd[end] += component.monthly_usd_of_node * absent / HOURS_PER_MONTH
-    return HourlyCost(
-        cluster_low_usd=estimate.hourly_low_usd + absent_usd[0],
-        cluster_high_usd=estimate.hourly_high_usd + absent_usd[1],
-        serving_usd=None if node_usd is None else node_usd * chat.serving_nodes,
-    )
-
-
-def _run(spec: StackSpec, estimate: Estimate, records: Sequence[RunRecord]) -> RunCost | NotKnown:
-    found = lineage(spec.name, [each for each in records if each.hardware is not None])
-    if found.training is not None:
-        return run_cost(estimate, found.training)
-    if found.evaluation is not None and found.tuned_dir is not None:
-        return NotKnown(
-            reason=f"the record of the training that wrote {found.tuned_dir}, which job "
-            f"{found.evaluation.job_id} evaluated, is not here",
-            command=f"soperator pull ID --stack {spec.name}",
-        )
-    return NotKnown(
-        reason="no training run of this stack has passed",
-        command=submit_command(spec, "workloads.train"),
-    )
 
 
 def run_cost(estimate: Estimate, record: RunRecord) -> RunCost:
@@ -160,7 +156,7 @@ def run_cost(estimate: Estimate, record: RunRecord) -> RunCost:
         record.duration_s,
         "seconds of the job",
         f"run record of job {record.job_id}, {record.finished_at.date().isoformat()}",
-        beside=estimate.monthly_low_usd,
+        beside=estimate.total.low_usd,
     )
     hours = seconds / SECONDS_PER_HOUR
     hardware, spec = record.hardware, estimate.spec
@@ -181,7 +177,7 @@ def run_cost(estimate: Estimate, record: RunRecord) -> RunCost:
         job_id=record.job_id,
         duration_s=record.duration_s,
         num_nodes=hardware.num_nodes,
-        cluster_usd=estimate.hourly_low_usd * hours,
+        cluster_usd=estimate.total.hourly_low_usd * hours,
         nodes_usd=None if node_usd is None else node_usd * hours * hardware.num_nodes,
         date=record.finished_at.date(),
         device=hardware.device,
@@ -222,18 +218,6 @@ class BillPart(Report):
     """Those that the next preview compares with."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Inputs:
-    """Everything that a part may be computed from."""
-
-    spec: StackSpec
-    book: PriceBook
-    estimate: Estimate
-    unit_costs: UnitCosts
-    records: Sequence[RunRecord] = ()
-    """Run records that measured speeds may come from."""
-
-
 _Item = TypeVar("_Item")
 
 
@@ -260,7 +244,7 @@ def listed(
         )
 
 
-PartMaker = Callable[[Inputs], Iterable[BillPart]]
+PartMaker = Callable[[UnitCosts], Iterable[BillPart]]
 """What a subject gives to bill.PARTS; no part where the stack declares nothing for it."""
 
 
@@ -276,8 +260,8 @@ def chat_table(units: UnitCosts) -> Table | None:
     if not rows:
         return None
     reads = any(row.counts_prefill for row in rows)
-    bound = ", at least" if units.is_lower_bound else ""
-    demand, count = units.chat.chats_per_day, units.chat.serving_nodes
+    bound = ", at least" if units.estimate.total.is_lower_bound else ""
+    demand, count = units.spec.chat.chats_per_day, units.spec.chat.serving_nodes
     load = "at full load" if demand is None else f"at {demand:,} chats a day"
     serving = "one serving node" if count == 1 else f"{count} serving nodes"
     return Table(
@@ -315,7 +299,7 @@ def chat_notes(units: UnitCosts) -> list[str]:
         return [f"Cost per chat: {rows}."]
     return [
         *(f"{speed_text(row)}." for row in rows),
-        *(f"{text}." for row in rows if (text := operating_text(row, units.chat))),
+        *(f"{text}." for row in rows if (text := operating_text(row, units.spec.chat))),
         *(f"{NO_POINT}: {each}; no row is of that test." for each in units.no_operating_points),
         _profile_note(units, rows),
         *_load_notes(units, rows),
@@ -376,7 +360,7 @@ def lengths_text(row: ChatCost, chat: ChatSpec) -> str:
 
 
 def _profile_note(units: UnitCosts, rows: Sequence[ChatCost]) -> str:
-    chat = units.chat
+    chat = units.spec.chat
     turns = "" if chat.turns == 1 else f" in {chat.turns} turns"
     each = "" if chat.turns == 1 else f", {prompt_tokens(chat):,} prompt tokens in all"
     cached = f", {percent(chat.cached_share)} of them from a prefix cache"
@@ -395,14 +379,14 @@ def _profile_note(units: UnitCosts, rows: Sequence[ChatCost]) -> str:
 
 
 def _load_notes(units: UnitCosts, rows: Sequence[ChatCost]) -> list[str]:
-    demand = units.chat.chats_per_day
+    demand = units.spec.chat.chats_per_day
     if demand is None:
         return []
-    nodeset = units.chat.serving_nodeset
+    nodeset = units.spec.chat.serving_nodeset
     of = "" if nodeset is None else f" of nodeset {nodeset}"
     return [
         f"{row.speed.scenario}: {demand:,} chats a day need {row.serving_nodes_needed} serving "
-        f"nodes{of}, chat.serving_nodes is {units.chat.serving_nodes} (utilisation "
+        f"nodes{of}, chat.serving_nodes is {units.spec.chat.serving_nodes} (utilisation "
         f"{percent(row.utilisation)}); the row is at full load."
         if row.is_over_capacity
         else f"{row.speed.scenario}: utilisation {percent(row.utilisation)}; the idle "
@@ -412,7 +396,7 @@ def _load_notes(units: UnitCosts, rows: Sequence[ChatCost]) -> list[str]:
 
 
 def _promise_note(units: UnitCosts, rows: Sequence[ChatCost]) -> list[str]:
-    promise = units.chat.max_answer_s
+    promise = units.spec.chat.max_answer_s
     if promise is None:
         return []
     kept, missed = (

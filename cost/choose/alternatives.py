@@ -1,4 +1,4 @@
-"""What would do instead: alternatives(inputs) -> changed stacks with $ and hours, best first.
+"""What would do instead: alternatives(units) -> changed stacks with $ and hours, best first.
 
 For a stack over its limits, over a quota or without capacity. First comes what keeps every limit,
 then the cheapest, then the least changed. Preset, count, billing and region of one nodeset may
@@ -14,9 +14,9 @@ from dataclasses import asdict, dataclass, replace
 from decimal import Decimal
 from typing import Final
 
-from cost.chat.unit_costs import Inputs, unit_costs
+from cost.chat.unit_costs import UnitCosts
 from cost.choose.limits import Limit, limits
-from cost.prices.book import PriceBook, layered
+from cost.prices.book import layered
 from cost.report.layout import Report, Table, money, picked, signed_usd, span, usd_text
 from cost.resources.estimate import Estimate, estimate
 from cost.run_record import Outcome
@@ -293,66 +293,63 @@ def parse_shortage(text: str) -> Shortage:
 
 
 def alternatives(
-    inputs: Inputs, shortages: Sequence[Shortage] = (), limit: int | None = None
+    units: UnitCosts, shortages: Sequence[Shortage] = (), limit: int | None = None
 ) -> tuple[Alternative, ...]:
     """At most `limit` changed stacks, best first; empty when nothing else is known to do."""
-    return tuple(sorted(_allowed(inputs, shortages), key=_rank)[:limit])
+    return tuple(sorted(_allowed(units, shortages), key=_rank)[:limit])
 
 
-def cheapest_within_limits(inputs: Inputs) -> Alternative | None:
+def cheapest_within_limits(units: UnitCosts) -> Alternative | None:
     """The cheapest changed stack that keeps every limit; None when there is none.
 
     A limit that cannot be told for the declared stack need not be told for the changed one.
     """
-    untold = {limit.key for limit in limits(inputs) if limit.is_kept is None}
-    for alternative in _allowed(inputs, ()):
+    untold = {limit.key for limit in limits(units) if limit.is_kept is None}
+    for alternative in _allowed(units, ()):
         if not alternative.broken and {limit.key for limit in alternative.untold} <= untold:
             return alternative
     return None
 
 
-def _allowed(inputs: Inputs, shortages: Sequence[Shortage]) -> Iterator[Alternative]:
+def _allowed(units: UnitCosts, shortages: Sequence[Shortage]) -> Iterator[Alternative]:
     """What can be paid for and no rule refuses, cheapest first."""
-    for candidate, book, total in _affordable(inputs, shortages):
+    for candidate, total in _affordable(units, shortages):
         if not _refused(candidate.spec):
-            units = unit_costs(candidate.spec, total, inputs.records)
-            changed = replace(
-                inputs, spec=candidate.spec, book=book, estimate=total, unit_costs=units
-            )
+            changed = UnitCosts(estimate=total, records=units.records)
             yield Alternative(
                 candidate=candidate,
                 estimate=total,
-                runs=forecasts(total, inputs.records),
+                runs=forecasts(total, units.records),
                 limits=limits(changed),
             )
 
 
 def _affordable(
-    inputs: Inputs, shortages: Sequence[Shortage]
-) -> Iterator[tuple[Candidate, PriceBook, Estimate]]:
+    units: UnitCosts, shortages: Sequence[Shortage]
+) -> Iterator[tuple[Candidate, Estimate]]:
     """Candidates with a price and with capacity, cheapest first, one for each kind of change.
 
     A dearer one is of use only where the declared stack cannot be had.
     """
-    is_out_of_reach = _refused(inputs.spec) or any(item.holds(inputs.spec) for item in shortages)
-    priced: list[tuple[Candidate, PriceBook, Estimate]] = []
-    for candidate in candidates(inputs.spec, proven=_proven(inputs)):
+    book = units.estimate.book
+    is_out_of_reach = _refused(units.spec) or any(item.holds(units.spec) for item in shortages)
+    priced: list[tuple[Candidate, Estimate]] = []
+    for candidate in candidates(units.spec, proven=_proven(units)):
         if any(shortage.holds(candidate.spec) for shortage in shortages):
             continue
-        is_here = candidate.spec.nebius.region == inputs.spec.nebius.region
-        book = inputs.book if is_here else layered(candidate.spec, book=inputs.book)
-        total = estimate(candidate.spec, book)
-        is_cheaper = total.monthly_high_usd < inputs.estimate.monthly_high_usd
-        if any(line.nodeset for line in total.unpriced) or not (is_cheaper or is_out_of_reach):
+        is_here = candidate.spec.nebius.region == units.spec.nebius.region
+        found = estimate(candidate.spec, book if is_here else layered(candidate.spec, book=book))
+        is_cheaper = found.total.high_usd < units.estimate.total.high_usd
+        if any(line.nodeset for line in found.unpriced) or not (is_cheaper or is_out_of_reach):
             continue
-        priced.append((candidate, book, total))
-    priced.sort(key=lambda each: (each[2].monthly_high_usd, len(each[0].changes)))
+        priced.append((candidate, found))
+    priced.sort(key=lambda each: (each[1].total.high_usd, len(each[0].changes)))
     seen: set[tuple[object, ...]] = set()
-    for found in priced:
-        kind = _kind(found[0])
+    for each in priced:
+        kind = _kind(each[0])
         if kind not in seen:
             seen.add(kind)
-            yield found
+            yield each
 
 
 def _refused(spec: StackSpec) -> bool:
@@ -371,11 +368,11 @@ def _kind(candidate: Candidate) -> tuple[object, ...]:
     return (worker.name, worker.platform, gpus, worker.max_nodes, worker.billing)
 
 
-def _proven(inputs: Inputs) -> frozenset[tuple[str, str]]:
+def _proven(units: UnitCosts) -> frozenset[tuple[str, str]]:
     """Platforms and presets on which every recipe of the stack's GPU jobs has passed."""
-    wanted = {job.recipe for job in inputs.spec.jobs if job.gpus_per_node}
+    wanted = {job.recipe for job in units.spec.jobs if job.gpus_per_node}
     passed: dict[tuple[str, str], set[str]] = {}
-    for record in inputs.records:
+    for record in units.records:
         hardware = record.hardware
         if record.outcome is Outcome.PASS and hardware and hardware.platform and hardware.preset:
             passed.setdefault((hardware.platform, hardware.preset), set()).add(record.recipe)
@@ -383,12 +380,12 @@ def _proven(inputs: Inputs) -> frozenset[tuple[str, str]]:
 
 
 def _rank(alternative: Alternative) -> tuple[int, int, Decimal, Decimal, int]:
-    total = alternative.estimate
+    total = alternative.estimate.total
     return (
         len(alternative.broken),
         len(alternative.untold),
-        total.monthly_high_usd,
-        total.monthly_low_usd,
+        total.high_usd,
+        total.low_usd,
         len(alternative.candidate.changes),
     )
 
@@ -400,11 +397,11 @@ _NOTHING: Final = (
 )
 
 
-def alternatives_report(inputs: Inputs, found: Sequence[Alternative]) -> Report:
+def alternatives_report(units: UnitCosts, found: Sequence[Alternative]) -> Report:
     """A row for each alternative, best first, and under it the keys that it changes."""
-    before = inputs.estimate
+    before = units.estimate
     table = Table(
-        title=f"Instead of {inputs.spec.name} at {usd_text(before.monthly_high_usd)} a month "
+        title=f"Instead of {units.spec.name} at {usd_text(before.total.high_usd)} a month "
         "(at max_nodes; USD without tax)",
         headings=("Change", "Monthly", "Difference", "Run", "Limits"),
         rows=tuple(_row(index, item, before) for index, item in enumerate(found, 1)),
@@ -412,25 +409,25 @@ def alternatives_report(inputs: Inputs, found: Sequence[Alternative]) -> Report:
     )
     return Report(
         tables=(table,) if found else (),
-        notes=tuple(_notes(inputs, found)),
+        notes=tuple(_notes(units, found)),
         data=lambda: {
             "schema_version": 1,
-            "stack": inputs.spec.name,
+            "stack": units.spec.name,
             "alternatives": [_plain(item, before) for item in found],
         },
-        title=f"Instead of {inputs.spec.name}",
+        title=f"Instead of {units.spec.name}",
     )
 
 
 def summary_text(alternative: Alternative, before: Estimate) -> str:
     """The keys to change and what it comes to, in one line."""
     changes = ", ".join(str(change) for change in alternative.candidate.changes)
-    usd = alternative.estimate.monthly_high_usd
-    return f"{changes} ({usd_text(usd)} a month, {signed_usd(usd - before.monthly_high_usd)})"
+    usd = alternative.estimate.total.high_usd
+    return f"{changes} ({usd_text(usd)} a month, {signed_usd(usd - before.total.high_usd)})"
 
 
 def _row(index: int, item: Alternative, before: Estimate) -> tuple[str, ...]:
-    usd, run = item.estimate.monthly_high_usd, "-"
+    usd, run = item.estimate.total.high_usd, "-"
     if item.runs:
         first = item.runs[0]
         is_known = isinstance(first, Forecast)
@@ -440,7 +437,7 @@ def _row(index: int, item: Alternative, before: Estimate) -> tuple[str, ...]:
     return (
         f"{index}: {_short(item)}",
         usd_text(usd),
-        signed_usd(usd - before.monthly_high_usd),
+        signed_usd(usd - before.total.high_usd),
         run,
         limits_text if item.limits else "none set",
     )
@@ -462,10 +459,10 @@ def _short(item: Alternative) -> str:
     return ", ".join(part for part in parts if part)
 
 
-def _notes(inputs: Inputs, found: Sequence[Alternative]) -> list[str]:
+def _notes(units: UnitCosts, found: Sequence[Alternative]) -> list[str]:
     if not found:
         return [_NOTHING]
-    told = {limit.key for limit in limits(inputs) if limit.is_kept is not None}
+    told = {limit.key for limit in limits(units) if limit.is_kept is not None}
     notes: list[str] = []
     for index, item in enumerate(found, 1):
         changes = "; ".join(str(change) for change in item.candidate.changes)
@@ -480,17 +477,17 @@ def _notes(inputs: Inputs, found: Sequence[Alternative]) -> list[str]:
     notes += [
         f"Run {job}: {run} (where the table says {NOT_KNOWN})." for job, run in unknown.items()
     ]
-    book = inputs.book.name
+    book = units.estimate.book.name
     notes.append(f"Prices: book {book}. Proposed is only what `pulumi preview` would not refuse.")
     return notes
 
 
 def _plain(item: Alternative, before: Estimate) -> dict[str, object]:
-    total = item.estimate
+    total = item.estimate.total
     return {
         "changes": [asdict(change) for change in item.candidate.changes],
-        **picked(total, "monthly_low_usd monthly_high_usd", money),
-        "difference_usd": money(total.monthly_high_usd - before.monthly_high_usd),
+        **picked(total, "monthly_low_usd=low_usd monthly_high_usd=high_usd", money),
+        "difference_usd": money(total.high_usd - before.total.high_usd),
         "runs": [_plain_run(run) for run in item.runs],
         "broken": [limit.key for limit in item.broken],
         "untold": [limit.key for limit in item.untold],

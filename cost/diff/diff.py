@@ -20,8 +20,9 @@ from typing import Annotated, Any, Final
 from cost.bill.bill import Bill, figures
 from cost.chat.speeds import Basis
 from cost.chat.unit_costs import Amount, NotKnown, UnitCosts
-from cost.prices.book import HOURS_PER_MONTH, Layer, Price
+from cost.prices.book import Layer, Price
 from cost.report.layout import rounded
+from cost.resources.estimate import Total, total_of
 from cost.resources.lines import CostComponent, Section
 from stacks.changes import NODE_KEYS, STORAGE_KEYS, declared_values, parents_of
 from stacks.files import is_map
@@ -82,29 +83,9 @@ class Snapshot:
     """Declared values by config key."""
 
     @property
-    def is_lower_bound(self) -> bool:
-        """Whether a line has no amount, so that every total misses it."""
-        return any(line.low_usd is None for line in self.lines)
-
-    @property
-    def low_usd(self) -> Decimal:
-        """US dollars a month at min_nodes of every line with an amount."""
-        return sum((line.low_usd for line in self.lines if line.low_usd is not None), Decimal(0))
-
-    @property
-    def high_usd(self) -> Decimal:
-        """US dollars a month at max_nodes of every line with an amount."""
-        return sum((line.high_usd for line in self.lines if line.high_usd is not None), Decimal(0))
-
-    @property
-    def hourly_low_usd(self) -> Decimal:
-        """US dollars an hour at min_nodes."""
-        return self.low_usd / HOURS_PER_MONTH
-
-    @property
-    def hourly_high_usd(self) -> Decimal:
-        """US dollars an hour at max_nodes."""
-        return self.high_usd / HOURS_PER_MONTH
+    def total(self) -> Total:
+        """The sum of every line with an amount."""
+        return total_of(self.lines)
 
 
 def cost_outputs(bill: Bill) -> dict[str, object]:
@@ -112,7 +93,7 @@ def cost_outputs(bill: Bill) -> dict[str, object]:
 
     The same on every run: dates, never ages, so an unchanged stack previews unchanged tomorrow.
     """
-    return {**figures(bill.estimate, bill.unit_costs), "snapshot": plain(take(bill))}
+    return {**figures(bill), "snapshot": plain(take(bill))}
 
 
 def take(bill: Bill) -> Snapshot:
@@ -120,7 +101,7 @@ def take(bill: Bill) -> Snapshot:
     lines = tuple(_line(component) for component in bill.estimate.components)
     amounts = tuple(
         replace(amount, usd=None if amount.usd is None else rounded(amount.usd, _NANO))
-        for amount in (*unit_amounts(bill.unit_costs), *bill.amounts)
+        for amount in (*unit_amounts(bill), *bill.amounts)
     )
     prices = {
         price.sku: price for component in bill.estimate.components for price in component.prices
@@ -173,8 +154,8 @@ def _line(component: CostComponent) -> SnapshotLine:
         section=str(component.section),
         name=component.name,
         size=component.size,
-        low_usd=component.monthly_low_usd,
-        high_usd=component.monthly_high_usd,
+        low_usd=component.low_usd,
+        high_usd=component.high_usd,
         unit_usd=None if rate is None else rate.usd,
         per="" if rate is None else rate.per,
         skus=tuple(price.sku for price in component.prices),
@@ -487,12 +468,12 @@ class Difference:
     @property
     def change_low_usd(self) -> Decimal:
         """US dollars a month more at min_nodes, of the known amounts."""
-        return self.after.low_usd - self.before.low_usd
+        return self.after.total.low_usd - self.before.total.low_usd
 
     @property
     def change_high_usd(self) -> Decimal:
         """US dollars a month more at max_nodes, of the known amounts."""
-        return self.after.high_usd - self.before.high_usd
+        return self.after.total.high_usd - self.before.total.high_usd
 
 
 def diff(before: Snapshot, after: Snapshot) -> Difference:
@@ -524,12 +505,13 @@ def _amounts(
     new = {amount.name: amount for amount in after.amounts}
     of_bill = tuple(dict.fromkeys(cause for change in changes for cause in change.causes))
     is_incomplete = any(change.change_low_usd is None for change in changes)
+    bound_before, bound_after = before.total.is_lower_bound, after.total.is_lower_bound
     found: list[AmountChange] = []
     for name in {**new, **old}:
         was, now = _side(name, old, new), _side(name, new, old)
         causes = comparison.of_amount(was, now, of_bill) if was.usd != now.usd else ()
         shares_bill = name in CLUSTER_AMOUNTS
-        is_bound = shares_bill and (before.is_lower_bound or after.is_lower_bound)
+        is_bound = shares_bill and (bound_before or bound_after)
         # Shared by as many chats as before, what no side has counted changes nothing.
         is_same_share = not is_incomplete and set(causes) <= set(of_bill)
         found.append(
@@ -538,8 +520,8 @@ def _amounts(
                 before_usd=was.usd,
                 after_usd=now.usd,
                 causes=causes,
-                before_is_lower_bound=shares_bill and before.is_lower_bound,
-                after_is_lower_bound=shares_bill and after.is_lower_bound,
+                before_is_lower_bound=shares_bill and bound_before,
+                after_is_lower_bound=shares_bill and bound_after,
                 is_comparable=not is_bound or is_same_share,
             )
         )

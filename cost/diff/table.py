@@ -94,11 +94,12 @@ def diff_document(change: Difference, sides: str = "deployed to declared") -> Re
 
 def plain_diff(change: Difference) -> dict[str, object]:
     """The change as plain values: money as text, None where it is unknown."""
-    hourly = change.after.hourly_low_usd - change.before.hourly_low_usd
+    hourly = change.after.total.hourly_low_usd - change.before.total.hourly_low_usd
     paths = (
         "before=before.stack after=after.stack is_incomplete "
-        "before_is_lower_bound=before.is_lower_bound after_is_lower_bound=after.is_lower_bound "
-        "before_low_usd=before.low_usd after_low_usd=after.low_usd change_low_usd change_high_usd"
+        "before_is_lower_bound=before.total.is_lower_bound "
+        "after_is_lower_bound=after.total.is_lower_bound before_low_usd=before.total.low_usd "
+        "after_low_usd=after.total.low_usd change_low_usd change_high_usd"
     )
     of_amount = "unit=label before_usd after_usd change_usd causes"
     return {
@@ -122,11 +123,11 @@ def _line_rows(change: Difference) -> Iterator[tuple[str, ...]]:
             signed_usd(line.change_high_usd),
         )
         yield from _cause_rows(line.causes)
-    is_bound = change.before.is_lower_bound or change.after.is_lower_bound
+    is_bound = change.before.total.is_lower_bound or change.after.total.is_lower_bound
     yield (
         "Total, priced lines only" if is_bound else "Total",
-        usd_text(change.before.low_usd),
-        usd_text(change.after.low_usd),
+        usd_text(change.before.total.low_usd),
+        usd_text(change.after.total.low_usd),
         signed_usd(change.change_low_usd),
         signed_usd(change.change_high_usd),
     )
@@ -136,15 +137,15 @@ def _unit_rows(change: Difference) -> Iterator[tuple[str, ...]]:
     of_lines = {cause for line in change.changes for cause in line.causes}
     before, after = change.before, change.after
     for label, was, now in (
-        ("$/h at min_nodes", before.hourly_low_usd, after.hourly_low_usd),
-        ("$/h at max_nodes", before.hourly_high_usd, after.hourly_high_usd),
-        ("$/month at min_nodes", before.low_usd, after.low_usd),
-        ("$/month at max_nodes", before.high_usd, after.high_usd),
+        ("$/h at min_nodes", before.total.hourly_low_usd, after.total.hourly_low_usd),
+        ("$/h at max_nodes", before.total.hourly_high_usd, after.total.hourly_high_usd),
+        ("$/month at min_nodes", before.total.low_usd, after.total.low_usd),
+        ("$/month at max_nodes", before.total.high_usd, after.total.high_usd),
     ):
         yield (
             label,
-            _small(was, is_lower_bound=before.is_lower_bound),
-            _small(now, is_lower_bound=after.is_lower_bound),
+            _small(was, is_lower_bound=before.total.is_lower_bound),
+            _small(now, is_lower_bound=after.total.is_lower_bound),
             "unknown" if change.is_incomplete else signed_usd(now - was, small_usd_text),
         )
     for amount in change.amounts:
@@ -181,7 +182,7 @@ def csv_rows(change: Difference) -> Iterator[Sequence[object]]:
     for line in change.changes:
         *values, causes = _plain_line(line).values()
         yield (*values, "; ".join(line.causes) if causes else None)
-    ends = (change.before.low_usd, change.after.low_usd)
+    ends = (change.before.total.low_usd, change.after.total.low_usd)
     totals = (*ends, change.change_low_usd, change.change_high_usd)
     yield ("Total", *map(money, totals), None)
     for amount in change.amounts:
@@ -342,10 +343,10 @@ def _summary(changed: Sequence[StackChange], same: Sequence[str]) -> Iterator[st
 def _summary_row(each: StackChange) -> str:
     low, high = Decimal(0), Decimal(0)
     if each.after is not None:
-        low, high = each.after.estimate.monthly_low_usd, each.after.estimate.monthly_high_usd
+        low, high = each.after.estimate.total.low_usd, each.after.estimate.total.high_usd
     if each.before is not None:
-        low -= each.before.estimate.monthly_low_usd
-        high -= each.before.estimate.monthly_high_usd
+        low -= each.before.estimate.total.low_usd
+        high -= each.before.estimate.total.high_usd
     found = each.difference
     is_unknown = found is not None and found.is_incomplete
     before = "first deployment" if each.problem is None else "cannot be read"
@@ -384,8 +385,8 @@ def _section(each: StackChange) -> str:
 
 
 def _total(bill: Bill) -> str:
-    bound = "at least " if bill.estimate.is_lower_bound else ""
-    return f"{bound}{usd_text(bill.estimate.monthly_low_usd)}"
+    total = bill.estimate.total
+    return f"{total.least}{usd_text(total.low_usd)}"
 
 
 def _quoted(text: str) -> str:
@@ -467,7 +468,7 @@ def _compare_notes(bills: Sequence[Bill]) -> Iterator[str]:
         missing = ", ".join(line.name for line in bill.estimate.unpriced)
         if missing:
             yield f"{bill.spec.name}: at least; not priced: {missing}."
-        for amount in unit_amounts(bill.unit_costs):
+        for amount in unit_amounts(bill):
             if amount.usd is not None:
                 yield f"{bill.spec.name}: {amount.label}: {amount.basis}."
         if bill.spec.bill_heading is not None:
@@ -491,31 +492,29 @@ def _section_rows(bills: Sequence[Bill]) -> Iterator[Row]:
 def _money_row(name: str, totals: Sequence[Total | None], share: Decimal | int) -> Row:
     zero = Total(low_usd=Decimal(0), high_usd=Decimal(0), is_lower_bound=False)
     sums = [total or zero for total in totals]
-    low, high = [each.low_usd / share for each in sums], [each.high_usd / share for each in sums]
-    bounds = tuple(each.is_lower_bound for each in sums)
+    ends = [(each.low_usd / share, each.high_usd / share) for each in sums]
     texts = [
-        f"{'at least ' if bound else ''}{span(usd_text(least), usd_text(most))}"
-        for least, most, bound in zip(low, high, bounds, strict=True)
+        f"{each.least}{span(*map(usd_text, end))}" for each, end in zip(sums, ends, strict=True)
     ]
     return Row(
         name=name,
         cells=tuple(text if each else _NONE for text, each in zip(texts, totals, strict=True)),
-        low_usd=tuple(low),
-        high_usd=tuple(high),
-        is_lower_bound=bounds,
+        low_usd=tuple(low for low, _ in ends),
+        high_usd=tuple(high for _, high in ends),
+        is_lower_bound=tuple(each.is_lower_bound for each in sums),
     )
 
 
 def _amount_rows(bills: Sequence[Bill]) -> Iterator[Row]:
+    totals = [bill.estimate.total for bill in bills]
     amounts = [
-        {amount.label: amount for amount in (*unit_amounts(bill.unit_costs), *bill.amounts)}
-        for bill in bills
+        {amount.label: amount for amount in (*unit_amounts(bill), *bill.amounts)} for bill in bills
     ]
     for label in dict.fromkeys(label for each in amounts for label in each):
         found = [each.get(label) for each in amounts]
         bounds = tuple(
-            amount is not None and amount.name in CLUSTER_AMOUNTS and bill.estimate.is_lower_bound
-            for amount, bill in zip(found, bills, strict=True)
+            amount is not None and amount.name in CLUSTER_AMOUNTS and total.is_lower_bound
+            for amount, total in zip(found, totals, strict=True)
         )
         usd = tuple(None if amount is None else amount.usd for amount in found)
         cells = tuple(map(_amount, found, bounds))

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from datetime import date
 from decimal import Decimal
 from functools import cached_property
+from typing import Protocol
 
 from cost.prices.book import HOURS_PER_MONTH, PriceBook, UnknownPrice
 from cost.resources.lines import CostComponent, Scope, Section, components, node_rate
@@ -27,17 +28,31 @@ class Total:
     is_lower_bound: bool
     """Whether a line of the sum has no amount, so that the truth is at least this much."""
 
+    @property
+    def least(self) -> str:
+        """What stands before it where the truth may be more; else nothing."""
+        return "at least " if self.is_lower_bound else ""
+
+    @property
+    def hourly_low_usd(self) -> Decimal:
+        """US dollars an hour at the least number of nodes."""
+        return self.low_usd / HOURS_PER_MONTH
+
+    @property
+    def hourly_high_usd(self) -> Decimal:
+        """US dollars an hour at the greatest number of nodes."""
+        return self.high_usd / HOURS_PER_MONTH
+
     def __str__(self) -> str:
         """The sum an hour and a month."""
         hour, month = (
             f"${low:,.2f}" if low == high else f"${low:,.2f} to ${high:,.2f}"
             for low, high in (
-                (self.low_usd / HOURS_PER_MONTH, self.high_usd / HOURS_PER_MONTH),
+                (self.hourly_low_usd, self.hourly_high_usd),
                 (self.low_usd, self.high_usd),
             )
         )
-        least = "at least " if self.is_lower_bound else ""
-        return f"{least}{hour} an hour, {month} a month of {HOURS_PER_MONTH} hours"
+        return f"{self.least}{hour} an hour, {month} a month of {HOURS_PER_MONTH} hours"
 
 
 _STORAGE = (Section.BOOT_DISKS, Section.WORKER_DISKS, Section.FILESYSTEMS, Section.OBJECT_STORAGE)
@@ -57,27 +72,10 @@ class Estimate:
     @cached_property
     def total(self) -> Total:
         """The sum of all lines."""
-        return total_of(self.components)
-
-    @property
-    def monthly_low_usd(self) -> Decimal:
-        """US dollars a 730-hour month at the least number of nodes."""
-        return named(self.total.low_usd, "USD a month at min_nodes", "explain total")
-
-    @property
-    def monthly_high_usd(self) -> Decimal:
-        """US dollars a 730-hour month at the greatest number of nodes."""
-        return named(self.total.high_usd, "USD a month at max_nodes", "explain total")
-
-    @property
-    def hourly_low_usd(self) -> Decimal:
-        """US dollars an hour at the least number of nodes."""
-        return self.monthly_low_usd / HOURS_PER_MONTH
-
-    @property
-    def hourly_high_usd(self) -> Decimal:
-        """US dollars an hour at the greatest number of nodes."""
-        return self.monthly_high_usd / HOURS_PER_MONTH
+        found = total_of(self.components)
+        low_usd = named(found.low_usd, "USD a month at min_nodes", "explain total")
+        high_usd = named(found.high_usd, "USD a month at max_nodes", "explain total")
+        return replace(found, low_usd=low_usd, high_usd=high_usd)
 
     @cached_property
     def price_date(self) -> date | None:
@@ -94,11 +92,6 @@ class Estimate:
     def unpriced(self) -> tuple[CostComponent, ...]:
         """Lines without an amount."""
         return tuple(component for component in self.components if component.unknown is not None)
-
-    @property
-    def is_lower_bound(self) -> bool:
-        """Whether the totals miss a line, so that the truth is at least this much."""
-        return self.total.is_lower_bound
 
     def subtotal(self, scope: Scope) -> Total:
         """The sum of the lines of one scope."""
@@ -152,7 +145,7 @@ class Estimate:
         own = (Section.COMPUTE, *_STORAGE)
         lines = (each for each in self.components if not each.nodeset or each.section not in own)
         of_kind = (line for line in lines if (line.section in _STORAGE) is is_storage)
-        amounts = ((line.monthly_low_usd or Decimal(0)) / HOURS_PER_MONTH for line in of_kind)
+        amounts = ((line.low_usd or Decimal(0)) / HOURS_PER_MONTH for line in of_kind)
         return sum(amounts, Decimal(0))
 
     @property
@@ -211,13 +204,22 @@ def estimate(spec: StackSpec, book: PriceBook) -> Estimate:
     return Estimate(spec=spec, book=book, components=components(spec, book))
 
 
-def total_of(lines: Sequence[CostComponent]) -> Total:
+class _Line(Protocol):
+    """What has an amount, or none, at either end."""
+
+    @property
+    def low_usd(self) -> Decimal | None: ...
+    @property
+    def high_usd(self) -> Decimal | None: ...
+
+
+def total_of(lines: Sequence[_Line]) -> Total:
     """The sum of the lines; those without an amount count as nothing and make it a lower bound."""
     zero = Decimal(0)
     return Total(
-        low_usd=sum((line.monthly_low_usd or zero for line in lines), zero),
-        high_usd=sum((line.monthly_high_usd or zero for line in lines), zero),
-        is_lower_bound=any(line.unknown is not None for line in lines),
+        low_usd=sum((line.low_usd or zero for line in lines), zero),
+        high_usd=sum((line.high_usd or zero for line in lines), zero),
+        is_lower_bound=any(line.low_usd is None for line in lines),
     )
 
 

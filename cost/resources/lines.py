@@ -108,12 +108,12 @@ class CostComponent:
         return () if self.rate is None else self.rate.prices
 
     @property
-    def monthly_low_usd(self) -> Decimal | None:
+    def low_usd(self) -> Decimal | None:
         """US dollars a 730-hour month at the least number of nodes; None when unknown."""
         return self._monthly(self.quantity_low)
 
     @property
-    def monthly_high_usd(self) -> Decimal | None:
+    def high_usd(self) -> Decimal | None:
         """US dollars a 730-hour month at the greatest number of nodes; None when unknown."""
         return self._monthly(self.quantity_high)
 

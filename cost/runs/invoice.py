@@ -419,10 +419,10 @@ def _ours(
     for line in estimate.components:
         is_disk = line.id == _VOLUMES or line.section in _DISKS
         product = Product.DISKS if is_disk else Product[line.section.name]
-        if line.monthly_low_usd is None:
+        if line.low_usd is None:
             unpriced[product].append(line.name)
         else:
-            usd[product] += line.monthly_low_usd / HOURS_PER_MONTH * hours
+            usd[product] += line.low_usd / HOURS_PER_MONTH * hours
     usd[Product.COMPUTE] += spend.extra_nodes_usd
     usd[Product.DISKS] += spend.extra_disks_usd
     if spend.foreign_nodes:

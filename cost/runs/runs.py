@@ -12,7 +12,7 @@ from datetime import datetime
 from decimal import Decimal
 from typing import Final
 
-from cost.chat.unit_costs import Amount, BillPart, Inputs, listed
+from cost.chat.unit_costs import Amount, BillPart, UnitCosts, listed
 from cost.prices.book import HOURS_PER_MONTH
 from cost.report.layout import UNKNOWN, money, number, picked, small_usd_text
 from cost.resources.estimate import Estimate, known_sum
@@ -51,9 +51,9 @@ class PreemptionCost:
     """Why a figure is missing."""
 
 
-def runs(inputs: Inputs) -> Iterable[BillPart]:
+def runs(units: UnitCosts) -> Iterable[BillPart]:
     """Parts `runs` and `preemption`; none where nothing trains, or no preemption is declared."""
-    found = forecasts(inputs.estimate, inputs.records)
+    found = forecasts(units.estimate, units.records)
     yield from listed(
         "runs",
         found,
@@ -62,9 +62,9 @@ def runs(inputs: Inputs) -> Iterable[BillPart]:
         row=_run_row,
         plain=plain_run,
         notes=(note for each in found for note in run_notes(each)),
-        amounts=(_amount(each, inputs.spec) for each in found),
+        amounts=(_amount(each, units.spec) for each in found),
     )
-    costs = preemption_costs(inputs)
+    costs = preemption_costs(units)
     yield from listed(
         "preemption",
         costs,
@@ -79,9 +79,9 @@ def runs(inputs: Inputs) -> Iterable[BillPart]:
     )
 
 
-def preemption_costs(inputs: Inputs) -> tuple[PreemptionCost, ...]:
+def preemption_costs(units: UnitCosts) -> tuple[PreemptionCost, ...]:
     """One for each job that trains on a stack that declares its preemption."""
-    spec, rates = inputs.spec, inputs.estimate
+    spec, rates = units.spec, units.estimate
     if spec.preemption is None:
         return ()
     named = {each.job for each in spec.runs}
@@ -90,7 +90,7 @@ def preemption_costs(inputs: Inputs) -> tuple[PreemptionCost, ...]:
         worker = rates.dearest(job)
         if worker is None or (job.name not in named and job.module != "workloads.train"):
             continue
-        losses = disturbance(spec.preemption, job, worker, inputs.records)
+        losses = disturbance(spec.preemption, job, worker, units.records)
         found.append(_preemption_cost(job, worker, losses, rates))
     return tuple(found)
 
@@ -316,11 +316,11 @@ def pipeline_cost(
     return PipelineCost(name=jobs[-1].name, steps=steps)
 
 
-def pipelines_part(inputs: Inputs) -> Iterable[BillPart]:
+def pipelines_part(units: UnitCosts) -> Iterable[BillPart]:
     """Part `pipelines`; none where no job needs another."""
     found = [
-        pipeline_cost(pipeline(inputs.spec, job.name), inputs.estimate, inputs.records)
-        for job in pipeline_ends(inputs.spec)
+        pipeline_cost(pipeline(units.spec, job.name), units.estimate, units.records)
+        for job in pipeline_ends(units.spec)
     ]
     return listed(
         "pipelines",
@@ -407,11 +407,11 @@ def schedule_cost(once: PipelineCost) -> ScheduleCost | None:
     )
 
 
-def schedules_part(inputs: Inputs) -> Iterable[BillPart]:
+def schedules_part(units: UnitCosts) -> Iterable[BillPart]:
     """Part `schedules`; none where no job is scheduled."""
-    spec, rates = inputs.spec, inputs.estimate
+    spec, rates = units.spec, units.estimate
     jobs = (pipeline(spec, job.name) for job in spec.jobs if job.schedule is not None)
-    costs = (schedule_cost(pipeline_cost(each, rates, inputs.records)) for each in jobs)
+    costs = (schedule_cost(pipeline_cost(each, rates, units.records)) for each in jobs)
     return listed(
         "schedules",
         [cost for cost in costs if cost is not None],

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from decimal import Decimal
 
-from cost.chat.unit_costs import BillPart, Inputs, listed
+from cost.chat.unit_costs import BillPart, UnitCosts, listed
 from cost.report.layout import UNKNOWN, Table, money, picked, small_usd_text
 from cost.resources.estimate import Estimate, known_sum
 from cost.run_record import RunRecord
@@ -111,10 +111,10 @@ def search_cost(
     )
 
 
-def searches_part(inputs: Inputs) -> Iterable[BillPart]:
+def searches_part(units: UnitCosts) -> Iterable[BillPart]:
     """Part `searches`; none where the stack declares none."""
-    searches = inputs.spec.searches
-    found = [search_cost(each, inputs.estimate, inputs.records) for each in searches]
+    searches = units.spec.searches
+    found = [search_cost(each, units.estimate, units.records) for each in searches]
     return listed(
         "searches",
         found,
@@ -178,13 +178,13 @@ class ShiftCost:
         return UNKNOWN
 
 
-def shifts_part(inputs: Inputs) -> Iterable[BillPart]:
+def shifts_part(units: UnitCosts) -> Iterable[BillPart]:
     """Part `shifts`; none where no two scheduled jobs share a partition."""
-    rates = inputs.estimate
-    found = partition_shifts(inputs.spec)
+    rates = units.estimate
+    found = partition_shifts(units.spec)
     if not found:
         return
-    costs = {each.partition: _costs(each, rates, inputs) for each in found}
+    costs = {each.partition: _costs(each, rates, units) for each in found}
     paths = "partition num_nodes free_node_hours_per_week clash_hours_per_week"
     yield BillPart(
         name="shifts",
@@ -204,11 +204,11 @@ def shifts_part(inputs: Inputs) -> Iterable[BillPart]:
     )
 
 
-def _costs(each: PartitionShifts, rates: Estimate, inputs: Inputs) -> tuple[ShiftCost, ...]:
+def _costs(each: PartitionShifts, rates: Estimate, units: UnitCosts) -> tuple[ShiftCost, ...]:
     costs: list[ShiftCost] = []
     for shift in each.shifts:
         job, hours = shift.job, shift.hours_per_week
-        run = None if job.is_server else forecast(job, rates, inputs.records)
+        run = None if job.is_server else forecast(job, rates, units.records)
         costs.append(
             ShiftCost(
                 shift=shift,
@@ -217,15 +217,15 @@ def _costs(each: PartitionShifts, rates: Estimate, inputs: Inputs) -> tuple[Shif
                 tokens=run.speed.tokens_per_s * hours * SECONDS_PER_HOUR
                 if isinstance(run, Forecast)
                 else None,
-                chats=_chats(job, hours, inputs) if job.is_server else None,
+                chats=_chats(job, hours, units) if job.is_server else None,
             )
         )
     return tuple(costs)
 
 
-def _chats(job: JobSpec, hours: Decimal, inputs: Inputs) -> Decimal | None:
+def _chats(job: JobSpec, hours: Decimal, units: UnitCosts) -> Decimal | None:
     """Room for the reference chat in these hours, by the first speed that is known."""
-    row = next(iter(inputs.unit_costs.known_chats), None)
+    row = next(iter(units.known_chats), None)
     return row and row.chats_per_day_of_node * job.nodes * hours / 24
 
 

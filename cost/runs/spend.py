@@ -225,8 +225,8 @@ def spend(
         storage_usd=rates.storage_usd_per_hour * hours + extra_disk_usd,
         extra_nodes_usd=extra_usd,
         extra_disks_usd=extra_disk_usd,
-        bill_usd=rates.hourly_low_usd * hours + extra_usd + extra_disk_usd + of_jobs_usd,
-        is_lower_bound=rates.is_lower_bound or bool(foreign),
+        bill_usd=rates.total.hourly_low_usd * hours + extra_usd + extra_disk_usd + of_jobs_usd,
+        is_lower_bound=rates.total.is_lower_bound or bool(foreign),
         foreign_nodes=foreign,
         heading=rates.spec.bill_heading,
         overrides=tuple(

@@ -71,7 +71,6 @@ def preview_s() -> float:
 def lines_s() -> float:
     """Seconds from a declaration of 10,000 lines to their totals, their text and their snapshot."""
     from cost.bill.bill import Bill, render
-    from cost.chat.unit_costs import unit_costs
     from cost.diff.diff import take
     from cost.prices.book import layered
     from cost.resources.estimate import estimate
@@ -83,8 +82,7 @@ def lines_s() -> float:
     book = layered(spec)
     started = time.process_time()
     total = estimate(spec, book)
-    units = unit_costs(spec, total, [])
-    bill = Bill(spec=spec, book=book, estimate=total, unit_costs=units, problems=())
+    bill = Bill(estimate=total, problems=())
     text = render(bill)
     snapshot = take(bill)
     elapsed = time.process_time() - started

@@ -185,7 +185,7 @@ def chat(
     if usd is not None:
         shared = SharedBill(usd=_positive("--usd", usd), days=_positive("--days", days))
     total = of_stack(stack)
-    chats = total.unit_costs.chats
+    chats = total.chats
     if isinstance(chats, NotKnown):
         raise UserError(f"{stack}: cost per chat: {chats}")
     put(render_chats(total, format, shared), output)

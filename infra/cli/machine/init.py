@@ -119,9 +119,9 @@ def init(
     if not (made or is_new or is_made):
         print("nothing to do: everything was there")
     note(*problems)
-    total = bill(spec, layered(spec)).estimate
+    total = bill(spec, layered(spec)).estimate.total
     print(
-        f"costs    ${total.monthly_low_usd:,.2f} to ${total.monthly_high_usd:,.2f} a 730-hour "
+        f"costs    ${total.low_usd:,.2f} to ${total.high_usd:,.2f} a 730-hour "
         f"month: soperator cost --stack {spec.name}"
     )
     if not is_ours:

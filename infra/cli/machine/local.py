@@ -177,13 +177,13 @@ def _prepare(state: Path) -> None:
 
 def _bring_up(state: Path, progress: Progress) -> None:
     from cost.bill.bill import render
-    from infra.setup.demo.summary import month
+    from infra.reports.page.loop import month
 
     # What a preview prints: the price comes before anything is made.
     with progress.stage("plan and price") as remark:
         bill = context.bill(_STACK)
         print(render(bill), flush=True)
-        remark.text = month(bill)
+        remark.text = month(bill.estimate.total)
     with progress.stage("local up", tells_itself=True):
         _local("up")
     with progress.stage("pulumi up") as remark:

@@ -140,11 +140,11 @@ def dashboards(burn: Estimate) -> list[dict[str, Any]]:
     says = f"US dollars without tax, {burn.prices}."
     if burn.unpriced_nodesets:
         says += f" Without nodes of {', '.join(burn.unpriced_nodesets)}: no price is known."
-    elif burn.is_lower_bound:
+    elif burn.total.is_lower_bound:
         says += (
             " Without lines of the bill that have no price: `soperator cost -s STACK` lists them."
         )
-    least = " (at least)" if burn.is_lower_bound else ""
+    least = " (at least)" if burn.total.is_lower_bound else ""
     return _manifest("dashboards.yaml.j2", burn=burn, says=says, least=least)
 
 

@@ -35,6 +35,7 @@ from cost.report.layout import (
     small_usd_text,
     span,
 )
+from cost.resources.estimate import Total
 from cost.run_record import RunRecord
 from infra.reports.page import training
 from infra.reports.page.quality import SIGNIFICANT_P, bounds, evaluation_rows, verdict
@@ -125,7 +126,7 @@ def _others(rows: Sequence[Mapping[str, Any]], decides: Mapping[str, Any]) -> st
 
 def _chat(report: training.Report) -> Answer:
     question = "What does a chat cost?"
-    units, chat = report.bill.unit_costs, report.spec.chat
+    units, chat = report.bill, report.spec.chat
     rows = units.known_chats
     if not rows:
         why = str(units.chats).removeprefix("NOT KNOWN: ")
@@ -147,11 +148,10 @@ def _chat(report: training.Report) -> Answer:
         how = f"measured {times}{day}{cpu}{lengths_text(row, chat)}: {_interval(row)}"
     prompt = "" if row.counts_prefill else "; reading is not counted"
     missed = f"; an answer takes {answer_text(row)}" if row.meets_slo is False else ""
-    bound = "at least " if units.is_lower_bound else ""
     basis = "Measured" if speed.basis is Basis.MEASURED else "Estimated"
     return Answer(
         question=question,
-        lead=f"{basis}: {bound}{lead}.",
+        lead=f"{basis}: {units.estimate.total.least}{lead}.",
         sentence=f"A chat reads {chat.context_tokens:,} tokens and writes {chat.output_tokens:,}; "
         f"from the smallest to the largest cluster{alone}. Its speed is {how}{prompt}{missed}.",
     )
@@ -167,17 +167,23 @@ def _interval(row: ChatCost) -> str:
     return f"95 % interval of their mean {span(low, high, ' to ')}{size}"
 
 
+def month(total: Total) -> str:
+    """What a stack costs a month, from its smallest to its largest size."""
+    low, high = training.usd(total.low_usd), training.usd(total.high_usd)
+    return f"{total.least}{span(low, high, ' to ')} a month"
+
+
 def _cluster(report: training.Report) -> Answer:
     bill = report.bill.estimate
-    month = span(training.usd(bill.monthly_low_usd), training.usd(bill.monthly_high_usd), " to ")
-    hour = span(small_usd_text(bill.hourly_low_usd), small_usd_text(bill.hourly_high_usd), " to ")
+    low, high = bill.total.hourly_low_usd, bill.total.hourly_high_usd
+    hour, of_month = span(small_usd_text(low), small_usd_text(high), " to "), month(bill.total)
     unpriced = ", ".join(line.name for line in bill.unpriced)
     priced = f"not priced: {unpriced}" if unpriced else "every line has a price"
     date = "" if bill.price_date is None else f" of {bill.price_date.isoformat()}"
-    size = "smallest to largest size" if " to " in month else "of one size"
+    size = "smallest to largest size" if " to " in of_month else "of one size"
     return Answer(
         question="What does the cluster cost?",
-        lead=f"{'At least ' if bill.is_lower_bound else ''}{month} a month.",
+        lead=f"{of_month[0].upper()}{of_month[1:]}.",
         sentence=f"{hour} an hour, {size}, without tax, at prices{date} ({bill.book.name}); "
         f"{priced}.",
         more=bill.spec.bill_heading or "",
@@ -304,7 +310,7 @@ def _missing(loop: Loop) -> Iterator[str]:
             f"soperator runs load --stack {stack} --set load.target.model=NAME, NAME one of the "
             "server's (by itself: the last that it lists)"
         )
-    for each in report.bill.unit_costs.no_operating_points:
+    for each in report.bill.no_operating_points:
         yield f"{NO_POINT}: {each}"
     if not found.paybacks:
         yield f"Break-even of the finetune: {NOT_RUN}: it needs an evaluation or a load test"

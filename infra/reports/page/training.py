@@ -18,7 +18,7 @@ from typing import Any, Final
 
 from cost.bill.bill import Bill
 from cost.bill.bill import bill as make_bill
-from cost.chat.unit_costs import UnitCosts, unit_costs
+from cost.chat.unit_costs import UnitCosts
 from cost.run_record import Lineage, RunRecord, lineage, load_run_records
 from infra.clients.errors import JobsError
 from infra.jobs import top
@@ -119,7 +119,7 @@ def collect(spec: StackSpec, state: Path, folders: Collection[Path] | None = Non
     return Report(
         spec=spec,
         bill=bill,
-        assumed=unit_costs(spec, bill.estimate, ()),
+        assumed=UnitCosts(estimate=bill.estimate),
         records=records,
         lineage=line,
         losses=losses(Path(training.path).parent) if training else (),

@@ -10,9 +10,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from cost.bill.bill import Bill
 from cost.chat.unit_costs import ChatCost, chat_table
-from cost.report.layout import Format, aligned, render_report, small_usd_text, span
+from cost.report.layout import Format, aligned, render_report, small_usd_text
 from cost.run_record import Kind, RunRecord
 from infra.reports.page import training
 from infra.reports.page.loop import answers_report, close_loop
@@ -76,17 +75,10 @@ def text(
         _stages(outcomes, stages, total_s),
         _sample(outcomes),
         _answers(outcomes),
-        _cheaper(outcomes.report.bill.unit_costs.known_chats),
+        _cheaper(outcomes.report.bill.known_chats),
         _next(outcomes, page, kept=kept),
     ]
     return "\n\n".join("\n".join(part) for part in parts if part)
-
-
-def month(bill: Bill) -> str:
-    """What the declared stack costs a month."""
-    low, high = bill.estimate.monthly_low_usd, bill.estimate.monthly_high_usd
-    at_least = "at least " if bill.estimate.is_lower_bound else ""
-    return f"{at_least}{span(training.usd(low), training.usd(high), ' to ')} a month"
 
 
 def _stages(outcomes: Outcomes, stages: Sequence[Stage], total_s: float) -> list[str]:
@@ -125,7 +117,7 @@ def _sample(outcomes: Outcomes) -> list[str]:
 def _answers(outcomes: Outcomes) -> list[str]:
     """What a chat costs, whether the tuned model is better, and what did not run."""
     loop = close_loop(outcomes.report)
-    found, table = answers_report(loop), chat_table(outcomes.report.bill.unit_costs)
+    found, table = answers_report(loop), chat_table(outcomes.report.bill)
     notes = (*found.notes, *(f"{each}." for each in loop.missing))
     tables = () if table is None else (table,)
     return render_report(replace(found, tables=tables, notes=notes), Format.TABLE).splitlines()

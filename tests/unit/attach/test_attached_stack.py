@@ -318,7 +318,7 @@ def test_a_node_costs_what_is_declared(
     else:
         assert found_usd == usd_per_node_hour
     assert rates.node_usd_per_hour["cpu"] is None
-    assert rates.is_lower_bound
+    assert rates.total.is_lower_bound
 
 
 def test_a_limit_that_is_broken_is_refused_without_other_hardware(tmp_path: Path) -> None:

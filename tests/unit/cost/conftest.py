@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from cost.bill.bill import Bill, bill
+from cost.chat.unit_costs import UnitCosts
 from cost.prices.book import PriceBook, layered
 from cost.resources.estimate import Estimate, estimate
 from cost.run_record import RunRecord, parse_run_record
@@ -30,6 +32,11 @@ def priced(public_key_file: Path) -> Callable[[str], Priced]:
         return spec, estimate(spec, PriceBook.load(spec.prices))
 
     return load
+
+
+def unit_costs(spec: StackSpec, estimate: Estimate, records: Sequence[RunRecord] = ()) -> UnitCosts:
+    """What the units of the stack cost by the lines of the estimate."""
+    return UnitCosts(estimate=replace(estimate, spec=spec), records=records)
 
 
 @pytest.fixture

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from cost.chat.unit_costs import Inputs, unit_costs
+from cost.chat.unit_costs import UnitCosts
 from cost.prices.book import PriceBook
 from cost.resources.estimate import estimate
 from cost.run_record import RunRecord
@@ -17,19 +17,12 @@ from stacks.spec.cost import PolicySpec
 
 def inputs_of(
     spec: StackSpec, records: Sequence[RunRecord] = (), book: PriceBook | None = None
-) -> Inputs:
+) -> UnitCosts:
     """What a part of the stack's bill is computed from."""
     book = book or PriceBook.load(spec.prices)
-    total = estimate(spec, book)
-    return Inputs(
-        spec=spec,
-        book=book,
-        estimate=total,
-        unit_costs=unit_costs(spec, total, records),
-        records=records,
-    )
+    return UnitCosts(estimate=estimate(spec, book), records=records)
 
 
-def with_policy(name: str, **rules: Any) -> Inputs:
+def with_policy(name: str, **rules: Any) -> UnitCosts:
     """The shipped stack under the rules."""
     return inputs_of(replace(load_stack(name), policy=PolicySpec(**rules)))

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cost.chat.unit_costs import Inputs
+from cost.chat.unit_costs import UnitCosts
 from cost.choose.alternatives import (
     Shortage,
     alternatives,
@@ -38,7 +38,7 @@ from tests.unit.cost.policies import inputs_of, with_policy
 pytestmark = pytest.mark.usefixtures("public_key_file")
 
 
-def layered_inputs(spec: StackSpec) -> Inputs:
+def layered_inputs(spec: StackSpec) -> UnitCosts:
     return inputs_of(spec, book=layered(spec))
 
 
@@ -56,7 +56,7 @@ def test_the_changed_keys_are_the_whole_change(name: str):
     spec = load_stack(name)
     for item in alternatives(layered_inputs(spec)):
         again = estimate(item.candidate.spec, layered(item.candidate.spec))
-        assert again.monthly_high_usd == item.estimate.monthly_high_usd
+        assert again.total.high_usd == item.estimate.total.high_usd
         assert item.candidate.changes
         assert all(change.before != change.after for change in item.candidate.changes)
 
@@ -64,9 +64,9 @@ def test_the_changed_keys_are_the_whole_change(name: str):
 def test_the_cheapest_comes_first_and_none_is_dearer_than_what_is_declared():
     inputs = layered_inputs(load_stack("h100-prod"))
     found = alternatives(inputs)
-    amounts = [item.estimate.monthly_high_usd for item in found]
+    amounts = [item.estimate.total.high_usd for item in found]
     assert amounts == sorted(amounts)
-    assert amounts[-1] < inputs.estimate.monthly_high_usd
+    assert amounts[-1] < inputs.estimate.total.high_usd
 
 
 def test_what_keeps_every_limit_comes_before_what_is_cheaper_and_breaks_one():
@@ -88,7 +88,7 @@ def test_what_keeps_every_limit_comes_before_what_is_cheaper_and_breaks_one():
     assert num_broken == sorted(num_broken)
     kept, *_, broken = found
     assert (kept.broken, len(broken.broken)) == ((), 1)
-    cheapest = min(found, key=lambda item: item.estimate.monthly_high_usd)
+    cheapest = min(found, key=lambda item: item.estimate.total.high_usd)
     assert cheapest.broken
 
 
@@ -100,9 +100,9 @@ def test_preemptible_nodes_of_the_same_preset_change_one_key():
     assert [str(change) for change in same.candidate.changes] == [
         "nodes.workers[worker].billing: on-demand -> preemptible"
     ]
-    dear = inputs.book.prices["gpu-h100-sxm/gpu"].usd
-    cheap = inputs.book.prices["gpu-h100-sxm/gpu/preemptible"].usd
-    saved = inputs.estimate.monthly_high_usd - same.estimate.monthly_high_usd
+    dear = inputs.estimate.book.prices["gpu-h100-sxm/gpu"].usd
+    cheap = inputs.estimate.book.prices["gpu-h100-sxm/gpu/preemptible"].usd
+    saved = inputs.estimate.total.high_usd - same.estimate.total.high_usd
     assert saved == 16 * 730 * (dear - cheap)
     assert "nodes can be taken away: jobs must save and resume" in same.candidate.notes
 
@@ -114,7 +114,7 @@ def test_without_capacity_dearer_hardware_is_proposed_and_the_short_one_is_not()
     assert {item.candidate.spec.nodes.workers[0].platform for item in found} >= {"gpu-h200-sxm"}
     for item in found:
         assert item.candidate.spec.nodes.workers[0].platform != "gpu-h100-sxm"
-    assert any(item.estimate.monthly_high_usd > inputs.estimate.monthly_high_usd for item in found)
+    assert any(item.estimate.total.high_usd > inputs.estimate.total.high_usd for item in found)
 
 
 def test_a_server_beside_the_cluster_is_short_of_its_hardware_too():
@@ -236,7 +236,7 @@ def test_a_contract_price_holds_in_another_region_too():
         and item.candidate.worker.billing is Billing.ON_DEMAND
         and item.candidate.worker.preset == "1gpu-16vcpu-200gb"
     ]
-    assert same[0].estimate.monthly_high_usd == inputs.estimate.monthly_high_usd
+    assert same[0].estimate.total.high_usd == inputs.estimate.total.high_usd
 
 
 @pytest.mark.parametrize(

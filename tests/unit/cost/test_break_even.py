@@ -27,7 +27,7 @@ from cost.chat.break_even import (
     plain_break_even,
 )
 from cost.chat.speeds import Basis, ChatCost, HourlyCost, Speed, View
-from cost.chat.unit_costs import UnitCosts, unit_costs
+from cost.chat.unit_costs import UnitCosts
 from cost.prices.book import ApiPrice, ApiPriceBook, PriceBook
 from cost.report.layout import WIDTH, Format, Report, render_report
 from cost.resources.estimate import estimate
@@ -37,7 +37,7 @@ from stacks.spec.cost import AssumedSpeedSpec, ChatSpec
 from stacks.spec.nodes import Billing
 from tests import SHIPPED
 from tests.nightly import law
-from tests.unit.cost.conftest import Priced
+from tests.unit.cost.conftest import Priced, unit_costs
 from tests.unit.cost.policies import inputs_of
 
 DAY = date(2026, 11, 21)
@@ -75,7 +75,7 @@ def compared(
     models = tuple(prices.prices)
     spec = replace(spec, chat=replace(spec.chat, **{"api_models": models, **chat}))
     inputs = inputs_of(spec)
-    return break_even(inputs, prices), inputs.unit_costs
+    return break_even(inputs, prices), inputs
 
 
 def five_in_one_nodeset(spec: StackSpec) -> StackSpec:
@@ -158,7 +158,8 @@ def test_nodes_that_are_paid_for_anyway_may_turn_never_into_a_number(
         "Single Batch Finetuned against a/dear, on-demand: the whole cluster wins from 596 chats a "
         "day when 4 of its 5 nodes serve" in notes
     )
-    missing = replace(units, is_lower_bound=True)
+    lines = (*units.estimate.components, replace(units.estimate.components[0], rate=None))
+    missing = replace(units, estimate=replace(units.estimate, components=lines))
     assert "wins from at least 596 chats" in " ".join(break_even_notes(found, missing))
     enough, _ = compared(
         priced,
@@ -234,7 +235,7 @@ def test_a_paused_stack_is_compared_with_the_nodes_that_it_has(priced: Callable[
     spec, _ = priced("h100-prod")
     spec = replace(spec, nodes=replace(spec.nodes, paused=True))
     inputs = inputs_of(spec)
-    hourly = inputs.unit_costs.hourly
+    hourly = inputs.hourly
     found = hourly_by_billing(inputs.estimate, hourly)[Billing.PREEMPTIBLE]
     saved = (Decimal("4.50") - Decimal("2.15")) * 8 * spec.chat.serving_nodes
     assert found.cluster_low_usd == hourly.cluster_low_usd - saved
@@ -276,7 +277,7 @@ def test_the_bill_has_a_part_with_the_tables_and_draws_only_when_asked(
     assert len(part.tables) == 2
     assert [figure[:4] for figure in part.draw_figures()] == ["<svg"] * 3
     silent = replace(spec, chat=replace(spec.chat, api_models=()))
-    (part,) = break_even_part(replace(inputs, spec=silent))
+    (part,) = break_even_part(inputs_of(silent))
     assert (part.tables, part.notes) == ((), ())
 
 

@@ -39,4 +39,4 @@ def test_what_charts_claim_is_paid_by_gib(
     lines = components(spec, PriceBook.load(spec.prices))
     line = next(each for each in lines if each.id == "charts.volumes")
     assert line.size == size
-    assert line.monthly_low_usd == Decimal(usd)
+    assert line.low_usd == Decimal(usd)

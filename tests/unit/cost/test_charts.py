@@ -13,10 +13,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cost.chat.charts import chat_charts
-from cost.chat.unit_costs import unit_costs
 from cost.report.charts import Axis, Mark, Scale, Series, line_chart, spread, ticks
 from tests.nightly import law
-from tests.unit.cost.conftest import Priced
+from tests.unit.cost.conftest import Priced, unit_costs
 
 SVG = "{http://www.w3.org/2000/svg}"
 HOSTILE = "</text><script>alert('x')</script>"
@@ -168,10 +167,14 @@ def test_nodes_that_cost_nothing_have_no_place_on_an_axis_of_powers_of_ten(
     priced: Callable[[str], Priced],
 ):
     """The page of an attached stack at min_nodes 0 ended in a traceback."""
-    units = unit_costs(*priced("l40s-dev"), [])
-    free = replace(units.hourly, cluster_low_usd=Decimal(0))
-    assert chat_charts(replace(units, hourly=free)) == ()
-    given_away = replace(units.hourly, serving_usd=Decimal(0))
-    charts = chat_charts(replace(units, hourly=given_away))
+    spec, bill = priced("l40s-dev")
+    free = [
+        replace(line, rate=line.rate and replace(line.rate, usd=Decimal(0)))
+        for line in bill.components
+    ]
+    assert chat_charts(unit_costs(spec, replace(bill, components=tuple(free)))) == ()
+    pairs = zip(bill.components, free, strict=True)
+    given_away = tuple(line if line.nodeset is None else gift for line, gift in pairs)
+    charts = chat_charts(unit_costs(spec, replace(bill, components=given_away)))
     assert len(charts) == 3
     assert "".join(charts).count("serving nodes</text>") == 1  # the label of an axis

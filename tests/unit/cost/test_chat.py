@@ -18,11 +18,11 @@ from cost.chat.speeds import (
     HourlyCost,
     Speed,
 )
-from cost.chat.unit_costs import NotKnown, UnitCosts, chat_notes, chat_table, unit_costs
+from cost.chat.unit_costs import NotKnown, UnitCosts, chat_notes, chat_table
 from cost.report.layout import WIDTH, Format, Report, render_report
 from stacks.spec.cost import ChatSpec
 from tests.nightly import law
-from tests.unit.cost.conftest import Priced, record
+from tests.unit.cost.conftest import Priced, record, unit_costs
 
 SETTINGS = law(100)
 EPSILON = Decimal("1e-20")

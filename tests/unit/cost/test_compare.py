@@ -37,12 +37,12 @@ def test_every_column_is_the_stack_s_own_bill():
     bills = [bill_of(load_stack(name)) for name in SHIPPED]
     rows = {row.name: row for row in compare(bills)}
     for column, each in enumerate(bills):
-        total = each.estimate
-        assert rows["Total $/month"].low_usd[column] == total.monthly_low_usd
-        assert rows["Total $/month"].high_usd[column] == total.monthly_high_usd
+        total = each.estimate.total
+        assert rows["Total $/month"].low_usd[column] == total.low_usd
+        assert rows["Total $/month"].high_usd[column] == total.high_usd
         assert rows["Total $/h"].high_usd[column] == total.hourly_high_usd
         sections = [rows[section].low_usd[column] for section in Section if section in rows]
-        assert sum(usd for usd in sections if usd is not None) == total.monthly_low_usd
+        assert sum(usd for usd in sections if usd is not None) == total.low_usd
 
 
 def test_the_difference_of_two_is_first_less_second():

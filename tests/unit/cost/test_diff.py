@@ -57,7 +57,7 @@ def test_the_changes_add_up_to_the_change_of_the_total(billed: Billed):
     before, after = take(billed("l40s-dev")), take(billed("h100-prod"))
     change = diff(before, after)
     lines = [line.change_low_usd or Decimal(0) for line in change.changes]
-    assert sum(lines) == after.low_usd - before.low_usd == change.change_low_usd
+    assert sum(lines) == after.total.low_usd - before.total.low_usd == change.change_low_usd
     names = {line.id for line in (*before.lines, *after.lines)}
     assert change.num_unchanged + len(change.changes) == len(names)
 
@@ -378,7 +378,7 @@ def test_an_unpriced_line_that_stays_the_same_keeps_the_change_exact(billed: Bil
     mount = SubmountSpec(name="old", mount_path="/mnt/old", existing_id="computefilesystem-1")
     spec = with_storage(spec, submounts=(*spec.storage.submounts, mount))
     before = bill(spec, layered(spec))
-    assert before.estimate.is_lower_bound
+    assert before.estimate.total.is_lower_bound
     change = changed(before, with_worker(spec, min_nodes=5, max_nodes=5))
     assert not change.is_incomplete
     text = " ".join(render_diff(change).split())

@@ -50,9 +50,9 @@ def test_an_unknown_price_makes_the_total_a_lower_bound_that_says_so(
     spec, full = priced("l40s-dev")
     bill = without_price(spec, "disk/network-ssd-non-replicated")
     disk = line(bill.estimate, "worker (non-replicated)")
-    assert disk.monthly_low_usd is None
-    assert bill.estimate.is_lower_bound
-    assert full.monthly_low_usd - bill.estimate.monthly_low_usd == Decimal("147.87")
+    assert disk.low_usd is None
+    assert bill.estimate.total.is_lower_bound
+    assert full.total.low_usd - bill.estimate.total.low_usd == Decimal("147.87")
     text = " ".join(render(bill).split())
     assert "Subtotal, at least" in text
     assert "Total, at least" in text
@@ -69,7 +69,7 @@ def test_an_unknown_price_is_never_printed_as_zero(priced: Callable[[str], Price
 
 def test_a_chat_on_a_node_without_a_price_has_no_price_either(priced: Callable[[str], Priced]):
     spec, _ = priced("l40s-dev")
-    costs = without_price(spec, "gpu-l40s-d/gpu").unit_costs
+    costs = without_price(spec, "gpu-l40s-d/gpu")
     assert isinstance(costs.chats, tuple)
     assert {chat.serving_usd for chat in costs.chats} == {None}
 
@@ -89,8 +89,8 @@ def test_an_existing_filesystem_has_an_unknown_price(priced: Callable[[str], Pri
     mount = SubmountSpec(name="old", mount_path="/mnt/old", existing_id="computefilesystem-1")
     spec = replace(spec, storage=replace(spec.storage, submounts=(mount,)))
     bill = estimate(spec, PriceBook.load(spec.prices))
-    assert line(bill, "old (submount)").monthly_low_usd is None
-    assert bill.is_lower_bound
+    assert line(bill, "old (submount)").low_usd is None
+    assert bill.total.is_lower_bound
 
 
 def test_an_unknown_preset_has_an_unknown_price(priced: Callable[[str], Priced]):
@@ -116,7 +116,7 @@ def test_reserved_nodes_without_a_contract_are_unpriced_and_say_what_to_declare(
     spec = replace(spec, nodes=replace(spec.nodes, workers=(worker,)))
     bill = estimate(spec, PriceBook.load(spec.prices))
     found = line(bill, "worker (gpu-h100-sxm, reserved)")
-    assert found.monthly_low_usd is None
+    assert found.low_usd is None
     assert "'gpu-h100-sxm/gpu/reserved'" in (found.unknown or "")
     assert "contract_prices" in (found.unknown or "")
 

@@ -82,7 +82,7 @@ def test_the_formula_of_a_line_computes_its_amount_from_its_inputs():
         text = explanation.formula.removesuffix(" h").replace(" x ", " * ")
         for each in sorted(explanation.inputs, key=lambda each: -len(each.name)):
             text = text.replace(each.name, each.value)
-        assert evaluated(text) == line.monthly_low_usd, explanation.formula
+        assert evaluated(text) == line.low_usd, explanation.formula
 
 
 def test_every_line_and_total_of_the_bill_is_explained():
@@ -90,14 +90,12 @@ def test_every_line_and_total_of_the_bill_is_explained():
     for line in found.estimate.components:
         explanation = explain(found, line.id)
         assert [each.value for each in explanation.figures] == list(
-            dict.fromkeys(
-                usd for usd in (line.monthly_low_usd, line.monthly_high_usd) if usd is not None
-            )
+            dict.fromkeys(usd for usd in (line.low_usd, line.high_usd) if usd is not None)
         )
         assert explain(found, line.name.upper()) == explanation
-    total = found.estimate
-    assert figure(found, "total", "USD a month", "min").value == total.monthly_low_usd
-    assert figure(found, "total", "USD a month", "max").value == total.monthly_high_usd
+    total = found.estimate.total
+    assert figure(found, "total", "USD a month", "min").value == total.low_usd
+    assert figure(found, "total", "USD a month", "max").value == total.high_usd
     assert figure(found, "total", "USD an hour", "max").value == total.hourly_high_usd
 
 
@@ -140,7 +138,7 @@ def test_a_chat_with_prefill_turns_cache_and_demand_is_explained_exactly():
         found = bill_of(replace(spec, chat=chat, policy=policy))
         for item, each in figures(found):
             assert evaluated(each.expression) == each.value, (demand, item, each)
-        rows = found.unit_costs.chats
+        rows = found.chats
         assert isinstance(rows, tuple)
         assert figure(found, "chat", "USD a chat", "min").value == rows[0].cluster_low_usd
 
@@ -148,7 +146,7 @@ def test_a_chat_with_prefill_turns_cache_and_demand_is_explained_exactly():
 def test_a_measured_row_names_the_batch_size_that_its_stack_declares() -> None:
     spec = load_stack("l40s-dev")
     found = bill_of(spec, [record(stack="l40s-dev", model=spec.chat.model)])
-    (row,) = [each for each in found.unit_costs.known_chats if each.speed.date is not None]
+    (row,) = [each for each in found.known_chats if each.speed.date is not None]
     sources = [each.source for each in explain(found, f"chat[{row.speed.scenario}]").inputs]
     assert f"chat.speeds[{row.speed.scenario}].batch_size" in sources
 
@@ -162,7 +160,7 @@ def test_every_rule_of_the_policy_is_explained_with_what_it_compares():
         max_idle_share=Decimal(1),
     )
     found = bill_of(replace(load_stack("l40s-dev"), policy=policy))
-    high = found.estimate.monthly_high_usd
+    high = found.estimate.total.high_usd
     (only,) = explain(found, "policy.max_usd_per_month").figures
     assert only.value == high == evaluated(only.expression)
     assert "BROKEN" in explain(found, "policy.max_usd_per_month").title
@@ -205,7 +203,7 @@ def test_runs_are_explained_forecast_and_measured_with_and_without_preemption():
             assert evaluated(each.expression) == each.value, (billing, item, each)
         assert len(explain(found, "run[finetune]").figures) == 3
         assert explain(found, "per_run_usd").figures[0].value == (
-            found.estimate.hourly_low_usd * (Decimal(100) / 3600)
+            found.estimate.total.hourly_low_usd * (Decimal(100) / 3600)
         )
 
 

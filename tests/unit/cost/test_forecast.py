@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from cost.bill.bill import bill
-from cost.chat.unit_costs import Inputs
+from cost.chat.unit_costs import UnitCosts
 from cost.prices.book import layered
-from cost.resources.estimate import Estimate
+from cost.resources.estimate import Estimate, estimate
 from cost.run_record import RunRecord
 from cost.runs.forecast import Forecast, UnknownRun, forecast, forecasts
 from cost.runs.runs import pipeline_cost, plain_run, run_lines, runs
@@ -49,7 +49,7 @@ def test_the_cluster_share_is_the_nodes_and_four_fifths_of_the_rest():
     """Bill - 5 nodes, of which 4/5 for 2 hours."""
     spec = l40s()
     rates = rates_of(spec)
-    rest = rates.hourly_low_usd - 5 * Decimal("4.5688")
+    rest = rates.total.hourly_low_usd - 5 * Decimal("4.5688")
     share = known(spec).cluster_share_usd
     assert share is not None
     assert abs(share - (Decimal("36.5504") + rest * 2 * 4 / 5)) < Decimal("1e-20")
@@ -192,18 +192,8 @@ def test_a_run_that_would_never_end_says_so():
     assert "the run would never end" in found.notes[0]
 
 
-def inputs(spec: StackSpec, rates: Estimate) -> Inputs:
-    from cost.chat.unit_costs import unit_costs
-    from cost.resources.estimate import estimate
-
-    total = estimate(spec, rates.book)
-    return Inputs(
-        spec=spec,
-        book=rates.book,
-        estimate=total,
-        unit_costs=unit_costs(spec, total, ()),
-        records=(),
-    )
+def inputs(spec: StackSpec, rates: Estimate) -> UnitCosts:
+    return UnitCosts(estimate=estimate(spec, rates.book))
 
 
 def test_the_bill_gets_a_part_for_runs_and_one_for_preemption():

@@ -8,7 +8,6 @@ import pstats
 import pytest
 
 from cost.bill.bill import Bill, render
-from cost.chat.unit_costs import unit_costs
 from cost.prices.book import layered
 from cost.resources.estimate import estimate
 from stacks.spec import StackSpec
@@ -27,8 +26,7 @@ def _calls(spec: StackSpec) -> int:
     profile = cProfile.Profile()
     profile.enable()
     total = estimate(spec, book)
-    units = unit_costs(spec, total, [])
-    render(Bill(spec=spec, book=book, estimate=total, unit_costs=units, problems=()))
+    render(Bill(estimate=total, problems=()))
     profile.disable()
     return pstats.Stats(profile).prim_calls  # pyright: ignore[reportAttributeAccessIssue]
 

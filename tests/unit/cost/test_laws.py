@@ -12,7 +12,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cost.bill.bill import Bill
-from cost.chat.unit_costs import unit_costs
 from cost.diff.diff import Snapshot, diff, parse, plain, take
 from cost.prices.book import HOURS_PER_MONTH, PriceBook
 from cost.resources.estimate import estimate
@@ -86,9 +85,7 @@ def stacks(draw: st.DrawFn) -> StackSpec:
 def snapshot_of(spec: StackSpec, prices: PriceBook | None = None) -> Snapshot:
     """The snapshot of the lines and the unit costs; the laws of other parts are their own."""
     prices = prices or book()
-    total = estimate(spec, prices)
-    units = unit_costs(spec, total, [])
-    return take(Bill(spec=spec, book=prices, estimate=total, unit_costs=units, problems=()))
+    return take(Bill(estimate=estimate(spec, prices), problems=()))
 
 
 def amounts_of(snapshot: Snapshot) -> Mapping[str, Decimal | None]:
@@ -100,12 +97,12 @@ def amounts_of(snapshot: Snapshot) -> Mapping[str, Decimal | None]:
 def test_parts_add_up_to_subtotals_and_subtotals_to_the_total(spec: StackSpec):
     found = estimate(spec, book())
     both = [found.subtotal(scope) for scope in Scope]
-    assert sum(total.low_usd for total in both) == found.monthly_low_usd
-    assert sum(total.high_usd for total in both) == found.monthly_high_usd
+    assert sum(total.low_usd for total in both) == found.total.low_usd
+    assert sum(total.high_usd for total in both) == found.total.high_usd
     known = [line for line in found.components if line.unknown is None]
-    assert sum(line.monthly_low_usd or 0 for line in known) == found.monthly_low_usd
-    assert sum(line.monthly_high_usd or 0 for line in known) == found.monthly_high_usd
-    assert found.monthly_low_usd <= found.monthly_high_usd
+    assert sum(line.low_usd or 0 for line in known) == found.total.low_usd
+    assert sum(line.high_usd or 0 for line in known) == found.total.high_usd
+    assert found.total.low_usd <= found.total.high_usd
 
 
 @SETTINGS
@@ -115,9 +112,11 @@ def test_an_unpriced_line_makes_every_total_above_it_a_lower_bound(spec: StackSp
     for scope in Scope:
         lines = [line for line in found.components if line.scope is scope]
         assert found.subtotal(scope).is_lower_bound == any(line.unknown for line in lines)
-    assert found.is_lower_bound == any(found.subtotal(scope).is_lower_bound for scope in Scope)
+    assert found.total.is_lower_bound == any(
+        found.subtotal(scope).is_lower_bound for scope in Scope
+    )
     for line in found.components:
-        assert (line.unknown is None) == (line.monthly_low_usd is not None)
+        assert (line.unknown is None) == (line.low_usd is not None)
 
 
 @SETTINGS
@@ -175,8 +174,8 @@ def test_more_of_anything_never_costs_less(spec: StackSpec, more: int, kind: str
         jail = replace(spec.storage.jail, size_gib=spec.storage.jail.size_gib + more)
         grown = replace(spec, storage=replace(spec.storage, jail=jail))
     before, after = snapshot_of(spec), snapshot_of(grown)
-    assert after.low_usd >= before.low_usd
-    assert after.high_usd >= before.high_usd
+    assert after.total.low_usd >= before.total.low_usd
+    assert after.total.high_usd >= before.total.high_usd
 
 
 @SETTINGS
@@ -187,8 +186,8 @@ def test_prices_that_all_grow_by_a_factor_make_the_bill_grow_by_it(factor: int):
     }
     grown = snapshot_of(shipped(), replace(book(), readings=dearer))
     before = snapshot_of(shipped())
-    assert grown.low_usd == before.low_usd * factor
-    assert grown.high_usd == before.high_usd * factor
+    assert grown.total.low_usd == before.total.low_usd * factor
+    assert grown.total.high_usd == before.total.high_usd * factor
 
 
 @SETTINGS
@@ -197,8 +196,8 @@ def test_a_month_is_730_of_its_hours(spec: StackSpec):
     snapshot = snapshot_of(spec)
     step = Decimal("1e-12")
     for hourly, monthly in (
-        (snapshot.hourly_low_usd, snapshot.low_usd),
-        (snapshot.hourly_high_usd, snapshot.high_usd),
+        (snapshot.total.hourly_low_usd, snapshot.total.low_usd),
+        (snapshot.total.hourly_high_usd, snapshot.total.high_usd),
     ):
         assert (hourly * HOURS_PER_MONTH).quantize(step) == monthly.quantize(step)
 

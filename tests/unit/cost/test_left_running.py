@@ -39,8 +39,8 @@ def test_h100_prod_costs_what_two_nodes_and_the_rest_cost() -> None:
 def test_a_month_of_forgetting_is_the_bill_of_a_month(name: str) -> None:
     spec = load_stack(name)
     book = PriceBook.load(spec.prices)
-    total = estimate(spec, book)
-    assert f"{usd_text(total.monthly_low_usd)} a month of 730 hours" in lines_of(spec)[0]
+    total = estimate(spec, book).total
+    assert f"{usd_text(total.low_usd)} a month of 730 hours" in lines_of(spec)[0]
     saved = pause_saving(spec, book).low_usd / 730
     assert Decimal(0) <= saved < total.hourly_low_usd
 

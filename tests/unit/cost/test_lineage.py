@@ -6,11 +6,11 @@ from collections.abc import Callable
 from typing import Any
 
 from cost.chat.break_even import finetune
-from cost.chat.unit_costs import NotKnown, RunCost, unit_costs
+from cost.chat.unit_costs import NotKnown, RunCost
 from cost.resources.estimate import Estimate
 from cost.run_record import RunRecord, lineage
 from stacks.spec import StackSpec
-from tests.unit.cost.conftest import record
+from tests.unit.cost.conftest import record, unit_costs
 from tests.unit.cost.policies import inputs_of
 
 
@@ -79,7 +79,7 @@ def test_the_cost_is_of_the_training_that_was_evaluated(
     priced: Callable[[str], tuple[StackSpec, Estimate]],
 ) -> None:
     inputs = inputs_of(priced("local")[0], (*FIRST, *A_TRY))
-    run = inputs.unit_costs.run
+    run = inputs.run
     assert isinstance(run, RunCost)
     assert run.job_id == "2"
     training = finetune(inputs).training

@@ -13,7 +13,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import cost
-from cost.chat.unit_costs import unit_costs
 from cost.prices.book import HOURS_PER_MONTH, PriceBook
 from cost.resources.estimate import Estimate, estimate
 from stacks.catalog import PLATFORMS
@@ -22,7 +21,7 @@ from stacks.spec.nodes import BootDiskSpec, WorkerSpec
 from stacks.spec.storage import DiskType
 from tests import SHIPPED
 from tests.nightly import law
-from tests.unit.cost.conftest import Priced, record
+from tests.unit.cost.conftest import Priced, record, unit_costs
 
 SETTINGS = law(60, shares_fixtures=True)
 hardware = st.sampled_from(
@@ -64,11 +63,11 @@ def test_the_total_is_the_sum_of_its_lines(
     priced: Callable[[str], Priced], workers: tuple[WorkerSpec, ...]
 ):
     bill = bill_of(priced("l40s-dev")[0], workers)
-    low = [line.monthly_low_usd for line in bill.components if line.unknown is None]
-    high = [line.monthly_high_usd for line in bill.components if line.unknown is None]
-    assert sum(usd for usd in low if usd is not None) == bill.monthly_low_usd
-    assert sum(usd for usd in high if usd is not None) == bill.monthly_high_usd
-    assert bill.is_lower_bound == (None in {line.monthly_low_usd for line in bill.components})
+    low = [line.low_usd for line in bill.components if line.unknown is None]
+    high = [line.high_usd for line in bill.components if line.unknown is None]
+    assert sum(usd for usd in low if usd is not None) == bill.total.low_usd
+    assert sum(usd for usd in high if usd is not None) == bill.total.high_usd
+    assert bill.total.is_lower_bound == (None in {line.low_usd for line in bill.components})
 
 
 @SETTINGS
@@ -77,7 +76,7 @@ def test_the_low_total_is_never_above_the_high_one(
     priced: Callable[[str], Priced], workers: tuple[WorkerSpec, ...]
 ):
     bill = bill_of(priced("l40s-dev")[0], workers)
-    assert Decimal(0) < bill.monthly_low_usd <= bill.monthly_high_usd
+    assert Decimal(0) < bill.total.low_usd <= bill.total.high_usd
 
 
 @SETTINGS
@@ -99,7 +98,7 @@ def test_one_more_node_never_costs_less(
         ),
         Decimal(0),
     )
-    assert after.monthly_low_usd - before.monthly_low_usd == expected >= 0
+    assert after.total.low_usd - before.total.low_usd == expected >= 0
 
 
 @SETTINGS
@@ -113,7 +112,7 @@ def test_chats_of_a_month_at_full_load_pay_the_whole_bill(
     chats = unit_costs(spec, bill, []).chats
     assert isinstance(chats, tuple)
     paid = chats[0].cluster_low_usd * chats[0].chats_per_day * HOURS_PER_MONTH / 24
-    assert paid.quantize(Decimal("0.000001")) == bill.monthly_low_usd.quantize(Decimal("0.000001"))
+    assert paid.quantize(Decimal("0.000001")) == bill.total.low_usd.quantize(Decimal("0.000001"))
 
 
 def assert_no_float(value: object, path: str) -> None:
@@ -136,7 +135,8 @@ def test_no_figure_of_a_stack_or_its_bill_is_a_binary_float(
     spec, bill = priced(name)
     assert_no_float(spec, "spec")
     assert_no_float(bill, "bill")
-    assert_no_float(unit_costs(spec, bill, [record()]), "unit_costs")
+    units = unit_costs(spec, bill, [record()])
+    assert_no_float((units.hourly, units.chats, units.run), "unit_costs")
     assert_no_float(record(), "record")
 
 

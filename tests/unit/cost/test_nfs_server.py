@@ -54,8 +54,8 @@ def test_the_machine_costs_what_a_node_of_its_preset_costs(spec: StackSpec) -> N
     nodes = spec.nodes.login.min_nodes
     machine = added(spec, NFS)["nfs"]
     assert spec.nodes.login.preset == NFS.preset
-    assert login.monthly_low_usd is not None
-    assert machine.monthly_low_usd == login.monthly_low_usd / Decimal(nodes)
+    assert login.low_usd is not None
+    assert machine.low_usd == login.low_usd / Decimal(nodes)
 
 
 def test_a_public_address_is_a_line_of_its_own(spec: StackSpec) -> None:

@@ -42,7 +42,7 @@ def local(public_key_file: Path) -> Callable[..., Bill]:
 
 
 def notes(found: Bill) -> str:
-    return "\n".join(chat_notes(found.unit_costs))
+    return "\n".join(chat_notes(found))
 
 
 def test_the_highest_load_under_the_slo_is_the_operating_point():
@@ -66,11 +66,11 @@ def test_without_an_slo_a_load_that_answered_everything_is_feasible():
 def test_the_operating_point_is_the_first_row_and_the_cost_of_a_chat(local: Callable[..., Bill]):
     evaluated = record(finished_at="2026-11-21T07:00:00Z")
     found = local(load_record(), evaluated)
-    rows = found.unit_costs.chats
+    rows = found.chats
     assert not isinstance(rows, NotKnown)
     assert [row.speed.batch_size for row in rows] == [8, 1]
     assert rows[0].speed.basis is Basis.MEASURED
-    amounts = {each.name: each for each in unit_amounts(found.unit_costs)}
+    amounts = {each.name: each for each in unit_amounts(found)}
     assert amounts["per_chat_usd"].usd == rows[0].cluster_low_usd
     assert "transformers, batch 8: job 14" in amounts["per_chat_usd"].basis
 
@@ -107,7 +107,7 @@ def test_a_declared_row_that_the_load_test_replaced_keeps_its_name_and_comes_fir
 def test_a_load_test_that_keeps_its_slo_nowhere_prices_nothing(local: Callable[..., Bill]):
     """Its speed of one stream would be a price at which the promise is broken."""
     found = local(load_record(HOPELESS))
-    chats = found.unit_costs.chats
+    chats = found.chats
     assert isinstance(chats, NotKnown)
     assert chats.reason == (
         "the load test of job 14 found no load (1, 4 streams) that keeps TTFT 5,000 ms, TPOT 500 "
@@ -121,7 +121,7 @@ def test_a_load_test_that_keeps_its_slo_nowhere_prices_nothing(local: Callable[.
 
 def test_rows_of_another_job_stay_and_the_broken_promise_is_said(local: Callable[..., Bill]):
     found = local(record(), load_record(HOPELESS))
-    rows = found.unit_costs.chats
+    rows = found.chats
     assert not isinstance(rows, NotKnown)
     assert [row.speed.source for row in rows] == ["job 12 of stack local on cpu"]
     assert "NO OPERATING POINT: the load test of job 14 found no load (1, 4 streams)" in notes(
@@ -132,7 +132,7 @@ def test_rows_of_another_job_stay_and_the_broken_promise_is_said(local: Callable
 
 def test_the_newest_load_test_outlives_an_earlier_curve_as_a_whole(local: Callable[..., Bill]):
     later = load_record(HOPELESS, job_id="15", finished_at="2026-11-21T08:00:00Z")
-    assert isinstance(local(load_record(), later).unit_costs.chats, NotKnown)
+    assert isinstance(local(load_record(), later).chats, NotKnown)
     again = load_record(job_id="16", finished_at="2026-11-21T09:00:00Z")
     assert "NO OPERATING POINT" not in notes(local(later, again))
 
@@ -142,7 +142,7 @@ def test_an_evaluation_is_there_again_once_the_load_test_that_hid_it_is_outlived
 ):
     """Both measured one stream; the next load test took the row of either with it."""
     later = load_record(HOPELESS, job_id="15", finished_at="2026-11-21T08:00:00Z")
-    rows = local(record(), load_record(), later).unit_costs.known_chats
+    rows = local(record(), load_record(), later).known_chats
     assert [row.speed.source for row in rows] == ["job 12 of stack local on cpu"]
 
 
@@ -150,7 +150,7 @@ def test_one_stream_that_breaks_the_slo_is_no_row_beside_a_batch_that_keeps_it(
     local: Callable[..., Bill],
 ):
     found = local(load_record(((1, 12.0, 6.0, False), (8, 41.0, 4.0, True))))
-    rows = found.unit_costs.chats
+    rows = found.chats
     assert not isinstance(rows, NotKnown)
     assert [row.speed.batch_size for row in rows] == [8]
 

@@ -21,7 +21,7 @@ pytestmark = pytest.mark.usefixtures("public_key_file")
 
 def high_usd(name: str) -> Decimal:
     """What the shipped stack costs a month at max_nodes."""
-    return inputs_of(load_stack(name)).estimate.monthly_high_usd
+    return inputs_of(load_stack(name)).estimate.total.high_usd
 
 
 def test_a_stack_without_a_policy_has_no_problem_and_no_part():

@@ -164,7 +164,7 @@ def test_every_filesystem_that_a_stack_declares_can_have_a_price(h100: StackSpec
         storage = replace(h100.storage, jail=FilesystemSpec(size_gib=2048, type=kind))
         spec = replace(h100, contract_prices=(contract(**fields),), storage=storage)
         lines = {line.id: line for line in estimate(spec, layered(spec)).components}
-        assert lines["storage.jail"].monthly_low_usd == Decimal("204.8")
+        assert lines["storage.jail"].low_usd == Decimal("204.8")
 
 
 @given(readings, st.sampled_from(REGIONS), st.randoms(use_true_random=False))

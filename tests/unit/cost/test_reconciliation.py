@@ -40,7 +40,7 @@ def test_every_line_of_the_seed_has_a_row_with_its_exact_amount(billed: Billed):
     assert list(rows()) == [line.id for line in lines]
     for line in lines:
         seed, exact, more, why = rows()[line.id]
-        amounts = (line.monthly_low_usd, line.monthly_high_usd)
+        amounts = (line.low_usd, line.high_usd)
         assert ends(exact) == tuple(map(cents, amounts)), line.id
         differences = tuple(
             cents(printed - (usd or 0)) for printed, usd in zip(ends(seed), amounts, strict=True)
@@ -81,8 +81,8 @@ def test_what_the_seed_could_leave_out_has_the_page_s_amounts(billed: Billed):
     spec = bill.spec
     assert spec.storage.backup is not None
     small = replace(spec.storage, backup=replace(spec.storage.backup, size_gib=256))
-    saved = bill.estimate.monthly_low_usd - (
-        estimate(replace(spec, storage=small), bill.book).monthly_low_usd
+    saved = bill.estimate.total.low_usd - (
+        estimate(replace(spec, storage=small), bill.estimate.book).total.low_usd
     )
     assert f"{cents(saved)} less" in text
     assert f"7 x 256 GiB: {cents(7 * 256 * Decimal('0.0147'))}" in text

@@ -15,13 +15,13 @@ import pytest
 from cost.bill.bill import bill as make_bill
 from cost.bill.bill import render
 from cost.chat.speeds import Basis
-from cost.chat.unit_costs import NotKnown, unit_costs
+from cost.chat.unit_costs import NotKnown
 from cost.prices.book import PriceBook
 from cost.resources.estimate import estimate
 from cost.resources.lines import Scope, Section
 from stacks.load import STACKS_DIR
 from stacks.spec.storage import FilesystemType
-from tests.unit.cost.conftest import Priced
+from tests.unit.cost.conftest import Priced, unit_costs
 
 CENT = Decimal("0.01")
 
@@ -96,8 +96,8 @@ def test_every_row_of_the_bill_is_the_seed_s_to_the_cent(priced: Callable[[str],
             line.section,
             line.name,
             line.size,
-            cents(line.monthly_low_usd),
-            cents(line.monthly_high_usd),
+            cents(line.low_usd),
+            cents(line.high_usd),
         )
         for line in bill.components
         if line.scope is Scope.MAIN
@@ -112,7 +112,7 @@ def test_the_two_nodesets_together_are_the_seed_s_row_of_five_workers(
     _, bill = priced("l40s-dev")
     for section, usd in ((Section.COMPUTE, "16676.12"), (Section.BOOT_DISKS, "147.87")):
         workers = [
-            line.monthly_low_usd or Decimal(0)
+            line.low_usd or Decimal(0)
             for line in bill.components
             if line.section is section and line.nodeset is not None
         ]
@@ -153,7 +153,7 @@ def test_without_a_source_that_says_free_the_line_is_unpriced(priced: Callable[[
     readings = {sku: found for sku, found in book.readings.items() if sku != "mk8s/control-plane"}
     bill = estimate(spec, replace(book, readings=readings))
     assert bill.subtotal(Scope.ALSO).is_lower_bound
-    assert bill.is_lower_bound
+    assert bill.total.is_lower_bound
     assert not bill.subtotal(Scope.MAIN).is_lower_bound
 
 
@@ -264,8 +264,8 @@ def test_two_nodes_more_at_most_are_at_the_high_end_alone(
     book = PriceBook.load(spec.prices)
     after = estimate(replace(spec, nodes=replace(nodes, **changes)), book)
     assert after.node_month_usd(key) == Decimal(one_node_usd)
-    assert after.monthly_high_usd - before.monthly_high_usd == 2 * Decimal(one_node_usd)
-    assert after.monthly_low_usd == before.monthly_low_usd
+    assert after.total.high_usd - before.total.high_usd == 2 * Decimal(one_node_usd)
+    assert after.total.low_usd == before.total.low_usd
 
 
 @pytest.mark.feature("S000-101", "S000-106", "S000-107")

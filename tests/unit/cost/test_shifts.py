@@ -57,7 +57,7 @@ def test_the_day_trains_and_the_night_serves() -> None:
 def test_a_night_gives_its_part_of_a_days_chats() -> None:
     """Seed 000: 164 chats a day at 3.8 tokens/s on its one serving node."""
     of = made(day_and_night())
-    rows = of.unit_costs.chats
+    rows = of.chats
     assert isinstance(rows, tuple)
     _, serve = shifts_of(of)["jobs"]
     expected = rows[0].chats_per_day_of_node * 98 / 24

@@ -69,7 +69,7 @@ def test_what_no_job_was_on_is_idle(rates: Estimate):
 def test_a_period_without_jobs_is_all_idle_and_still_has_its_bill(rates: Estimate):
     found = day(rates)
     assert (found.jobs_usd, found.idle_share) == (0, 1)
-    assert found.bill_usd == 24 * rates.hourly_low_usd
+    assert found.bill_usd == 24 * rates.total.hourly_low_usd
 
 
 def test_jobs_on_one_node_split_it_by_their_dominant_share(rates: Estimate):
@@ -127,7 +127,7 @@ def test_autoscaled_nodes_are_paid_while_jobs_are_on_them_and_never_idle(public_
     found = day(rates, use("1", at(8), at(10), FOUR))
     assert (found.jobs_usd, found.idle_usd) == (8 * NODE, 22 * NODE)
     extra = 6 * (NODE + rates.disk_usd_per_hour["worker"])
-    assert abs(found.bill_usd - 24 * rates.hourly_low_usd - extra) < Decimal("1e-20")
+    assert abs(found.bill_usd - 24 * rates.total.hourly_low_usd - extra) < Decimal("1e-20")
 
 
 NODES = st.lists(st.sampled_from([f"worker-{number}" for number in range(8)]), unique=True)

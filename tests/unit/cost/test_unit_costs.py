@@ -11,13 +11,13 @@ import pytest
 
 from cost.bill.bill import figures
 from cost.chat.speeds import Basis, ChatCost
-from cost.chat.unit_costs import NotKnown, UnitCosts, unit_costs
+from cost.chat.unit_costs import NotKnown, UnitCosts
 from cost.prices.book import PriceBook
 from cost.resources.estimate import estimate
 from cost.run_record import RunRecord
 from stacks.spec.nodes import Billing
 from stacks.spec.slurm import PartitionSpec
-from tests.unit.cost.conftest import RECORD, Priced, record
+from tests.unit.cost.conftest import RECORD, Priced, record, unit_costs
 
 H200 = {**RECORD["hardware"], "platform": "gpu-h200-sxm", "preset": "1gpu-16vcpu-200gb"}
 
@@ -243,7 +243,7 @@ def test_a_training_run_costs_its_time_times_the_cluster(priced: Callable[[str],
     run = unit_costs(spec, bill, [train]).run
     assert not isinstance(run, NotKnown)
     assert run.nodes_usd == Decimal("10.8")
-    assert run.cluster_usd == bill.hourly_low_usd / 2
+    assert run.cluster_usd == bill.total.hourly_low_usd / 2
 
 
 @pytest.mark.parametrize("changes", [{"outcome": "FAIL"}, {"stack": "other"}, {"kind": "evaluate"}])
@@ -259,7 +259,7 @@ def test_the_stack_output_gives_money_as_text_and_dates_but_no_ages(
 ):
     spec, bill = priced("local")
     train = record(kind="train", job="finetune", job_id="11")
-    assert figures(bill, unit_costs(spec, bill, [record(), train])) == {
+    assert figures(unit_costs(spec, bill, [record(), train])) == {
         "hourly_usd": "10.044400",
         "hourly_high_usd": "10.466119",
         "monthly_low_usd": "7332.41",
@@ -283,7 +283,7 @@ def test_the_stack_output_gives_money_as_text_and_dates_but_no_ages(
 
 def test_the_stack_output_gives_a_reason_for_what_is_not_known(priced: Callable[[str], Priced]):
     spec, bill = priced("h100-prod")
-    found = figures(bill, unit_costs(spec, bill, []))
+    found = figures(unit_costs(spec, bill, []))
     assert (found["per_chat_usd"], found["per_1m_tokens_usd"], found["per_run_usd"]) == (
         None,
         None,

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from cost.resources.estimate import Estimate
+from cost.resources.estimate import Estimate, Total
 from stacks.load import load_stack
 from stacks.spec import LifetimeSpec, StackSpec
 from stacks.spec.cluster import Observability
@@ -26,7 +26,7 @@ class Burn:
     book: Any
     node_usd_per_hour: dict[str, Decimal | None]
     around_usd_per_hour: Decimal = Decimal("2.60")
-    is_lower_bound: bool = False
+    total: Total
     price_date: date = date(2026, 9, 15)
     prices = Estimate.prices
     unpriced_nodesets = Estimate.unpriced_nodesets
@@ -36,6 +36,7 @@ BURN: Any = Burn(
     spec=SimpleNamespace(budget=BudgetSpec(usd_per_month=Decimal(5000))),
     book=SimpleNamespace(name="nebius"),
     node_usd_per_hour={"worker": Decimal("36.00")},
+    total=Total(low_usd=Decimal(0), high_usd=Decimal(0), is_lower_bound=False),
 )
 
 

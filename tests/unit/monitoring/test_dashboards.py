@@ -131,7 +131,7 @@ def test_a_price_that_is_not_known_is_no_price_of_zero(watched: StackSpec) -> No
 
 def test_sums_without_a_price_that_is_not_known_say_at_least(watched: StackSpec) -> None:
     rates = {"worker": None, "small": Decimal(2)}
-    unknown = replace(BURN, is_lower_bound=True, node_usd_per_hour=rates)
+    unknown = replace(BURN, total=replace(BURN.total, is_lower_bound=True), node_usd_per_hour=rates)
     panels = dashboards(unknown)[-1]["panels"]
     summed = [each for each in panels if each["title"].endswith("(at least)")]
     assert [each["title"] for each in panels[:6]] == [
@@ -143,7 +143,7 @@ def test_sums_without_a_price_that_is_not_known_say_at_least(watched: StackSpec)
         "Budget of jobs a month",
     ]
     assert all("Without nodes of worker: no price is known." in each["says"] for each in summed)
-    storage = dashboards(replace(BURN, is_lower_bound=True))[-1]["panels"][0]
+    storage = dashboards(replace(BURN, total=unknown.total))[-1]["panels"][0]
     assert storage["title"] == "Now, an hour (at least)"
     assert "`soperator cost -s STACK` lists them" in storage["says"]
     assert "jobs cost at least $" in str(list(rules(watched, unknown)))

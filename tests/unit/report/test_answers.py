@@ -153,7 +153,7 @@ def test_a_chat_is_measured_once_on_cpus_and_says_so(state: Path) -> None:
     _, chat, cluster = opened(state)
     # 52 tokens/s written and 900 read by a batch of 8: 2,000 / 52 + 8,000 / 900 s of the cluster.
     report = collect(load_stack("local"), state)
-    usd = float(report.bill.estimate.hourly_low_usd) * (2000 / 52 + 8000 / 900) / 3600
+    usd = float(report.bill.estimate.total.hourly_low_usd) * (2000 / 52 + 8000 / 900) / 3600
     assert chat.lead.startswith(f"Measured: ${usd:.3f} to $0.")
     assert "reads 8,000 tokens and writes 2,000" in chat.sentence
     assert "on CPUs in place of the declared GPUs" in chat.sentence
@@ -220,7 +220,7 @@ def test_a_chat_that_was_measured_several_times_has_the_interval_of_its_mean_cos
     _, chat, _ = opened(state)
     report = collect(load_stack("local"), state)
     half = 4.303 * math.log(1.1) / math.sqrt(3)
-    hourly = float(report.bill.estimate.hourly_low_usd)
+    hourly = float(report.bill.estimate.total.hourly_low_usd)
     mean = hourly * (2000 / 52 + 8000 / 900) / 3600
     low, high = (f"${mean * math.exp(sign * half):.3f}" for sign in (-1, 1))
     assert (
