@@ -196,7 +196,7 @@ class KubeClient:
         """The live object again and again; CancelledError or WaitTimeoutError end it."""
         event = cancelled or threading.Event()
         began = answered = time.monotonic()
-        live, logged = None, ""
+        logged = ""
         while True:
             try:
                 live = self.get(target)
@@ -204,12 +204,13 @@ class KubeClient:
                 # What is waited for goes on meanwhile: hours of it end at no lost answer.
                 if not error.passes or time.monotonic() - answered > _AWAY_S:
                     raise
+                now = str(error)
             else:
                 yield live
-                answered = time.monotonic()
+                answered, now = time.monotonic(), said(live)
             if event.is_set():
                 raise CancelledError(f"{describe(target)}: interrupted while waiting for {what}")
-            passed_s, now = time.monotonic() - began, said(live)
+            passed_s = time.monotonic() - began
             if passed_s >= timeout_s:
                 raise WaitTimeoutError(
                     f"{describe(target)}: waited {timeout_s:g} s for {what}; {now}"
