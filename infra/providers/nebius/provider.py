@@ -155,8 +155,9 @@ class ResourceProvider(Provider):
         what = f"update {self._describe(new)}"
         found = self._seen(id, new, what)
         if found is not None and "Update" not in self.kind.service.methods_by_name:
-            # Every change replaces it: what comes here was half made, and is whole by now.
-            return self._with_told(old_state, plain(self.kind.schema, found))
+            values = plain(self.kind.schema, found)
+            if self.kind.inputs_of(adoption.remove(values), new) == new:
+                return self._with_told(old_state, values)  # it was half made, and is whole by now
         request = self.kind.update_request(id, adoption.add(new, urn))
         mask = self.kind.reset_mask(request)
         service, started, watch = self.kind.service, False, self._watch(urn, what)

@@ -237,6 +237,9 @@ def test_what_has_no_update_and_was_half_made_is_whole_at_the_next_run(
     served.emulator.faults.plant([])
     state = provider.of(type_).update(urn, caught.value.id, caught.value.state, inputs)
     assert state["spec"] == inputs["spec"]
+    other = {**inputs, "metadata": {**inputs["metadata"], "labels": {"team": "a"}}}
+    with pytest.raises(ProviderError, match="cannot update"):
+        provider.of(type_).update(urn, caught.value.id, state, other)
 
 
 def test_a_resource_that_cannot_be_updated_says_so(provider):
