@@ -173,7 +173,7 @@ def run(
     """Runs `pulumi WORDS` in `root`, which holds Pulumi.yaml, with `environ` alone.
 
     `quiet`: it may ask nothing, and the result has what it printed; else the terminal is its own.
-    JobsError where pulumi is not on PATH, subprocess.TimeoutExpired after `timeout_s` seconds.
+    JobsError where pulumi is not on PATH; TimeoutExpired after `timeout_s`, of a quiet one alone.
     """
     command: list[str] = ["pulumi", *words]
     variables = {**environ, "PULUMI_SKIP_UPDATE_CHECK": "true"}
