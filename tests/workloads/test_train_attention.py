@@ -274,6 +274,7 @@ def test_layers_that_pass_on_what_they_read_take_no_packed_rows(
         ("Lfm2", {"num_hidden_layers": 2, "layer_types": ["conv", "full_attention"]}, True),
         ("MiniMax", {}, True),
         ("Mamba2", {}, True),
+        ("InklingText", {}, True),
         ("Llama", {}, False),
         ("Mistral", {}, False),
         ("Gemma3Text", {}, False),

@@ -223,8 +223,8 @@ def refuse_packing(model_dir: Path) -> None:
         )
 
 
-# Of LFM2, and of Qwen3-Next, Qwen3.5, MiniMax, Jamba and their like (transformers 5.23).
-_PASSING_ON: Final = frozenset({"conv", "linear_attention", "mamba"})
+# Of LFM2, of Qwen3-Next, Qwen3.5, MiniMax, Jamba, of Inkling, and their like (transformers 5.23).
+_PASSING_ON: Final = frozenset({"conv", "linear_attention", "mamba", "hybrid", "hybrid_sliding"})
 
 
 def use_liger(model: Any, config: TrainConfig, device: torch.device) -> Any:
