@@ -75,7 +75,7 @@ def text(
         _stages(outcomes, stages, total_s),
         _sample(outcomes),
         _answers(outcomes),
-        _cheaper(outcomes.report.bill.known_chats),
+        cheaper(outcomes.report.bill.known_chats),
         _next(outcomes, page, kept=kept),
     ]
     return "\n\n".join("\n".join(part) for part in parts if part)
@@ -123,7 +123,7 @@ def _answers(outcomes: Outcomes) -> list[str]:
     return render_report(replace(found, tables=tables, notes=notes), Format.TABLE).splitlines()
 
 
-def _cheaper(chats: Sequence[ChatCost]) -> list[str]:
+def cheaper(chats: Sequence[ChatCost]) -> list[str]:
     """What serving many at once makes of the cost of one chat; nothing until both are measured."""
     measured = [each for each in chats if each.speed.date is not None]
     alone = next((each for each in measured if each.speed.batch_size == 1), None)
@@ -131,6 +131,8 @@ def _cheaper(chats: Sequence[ChatCost]) -> list[str]:
     if alone is None or served is None or served is alone:
         return []
     before, after = alone.cluster_low_usd, served.cluster_low_usd
+    if not before:
+        return []  # a price book may make everything free
     then = f"{small_usd_text(after)} served to {served.speed.batch_size} streams"
     change = f"{100 * (after - before) / before:+.0f} %"
     return [f"One chat: {small_usd_text(before)} one at a time -> {then}, {change}"]

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from cost.chat.unit_costs import HourlyCost
 from cost.report.layout import WIDTH
 from infra.setup.demo import summary
 from infra.setup.demo.summary import outcomes
@@ -100,6 +101,16 @@ def test_a_load_test_without_a_feasible_point_prices_nothing_and_says_why(
     assert "transformers, batch 8" not in text
     assert "One chat:" not in text
     assert "the load test of job 5 found no load (1, 8 streams) that keeps" in text
+
+
+def test_chats_that_cost_nothing_are_not_compared(spec: StackSpec, state: Path) -> None:
+    report = outcomes(spec, state, {name: _folder(state, name) for name in JOBS}).report
+    zero = HourlyCost(
+        cluster_low_usd=Decimal(0), cluster_high_usd=Decimal(0), serving_usd=Decimal(0)
+    )
+    free = [replace(each, hourly=zero) for each in report.bill.known_chats]
+    assert summary.cheaper(report.bill.known_chats)
+    assert summary.cheaper(free) == []
 
 
 @pytest.mark.feature("S000-115")
