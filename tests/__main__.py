@@ -6,10 +6,10 @@ Without `--all` the tests with the marker `nightly` are left out, and laws are h
 examples (tests/nightly.py).
 
 `local` has three real Slurm clusters at a time, each of which computes for a fifth of its time and
-else waits for Slurm's own clocks, so it runs beside `fast`. That and `engine`, which follows
-`local`, have a process more than there are cores: their tests wait for processes of their own.
-Files stay whole in one process: their fixtures are engines and emulators. Every part runs,
-whatever another one found.
+else waits for Slurm's own clocks, so it runs beside `fast`, a process a core: one more would import
+torch and read the 9,000 tests once more. `engine` follows `local` with one process more, as its
+tests wait for an engine that waits for an emulator. Files stay whole in one process: their fixtures
+are engines and emulators. Every part runs, whatever another one found.
 """
 
 from __future__ import annotations
@@ -75,13 +75,13 @@ class Result:
 
 def lanes(num_cores: int) -> tuple[tuple[Part, ...], ...]:
     """What runs at once on a machine with so many cores; the parts of a lane in their order."""
-    processes = min(num_cores + 1, _MAX_PROCESSES)
+    cores = max(1, min(num_cores, _MAX_PROCESSES))
     computing = ("unit", "components", "workloads", "gpu", "browser")
     return (
-        (Part(name="fast", folders=computing, processes=processes),),
+        (Part(name="fast", folders=computing, processes=cores),),
         (
             Part(name="local", folders=("local",), processes=_NUM_CLUSTERS),
-            Part(name="engine", folders=("engine",), processes=processes),
+            Part(name="engine", folders=("engine",), processes=min(cores + 1, _MAX_PROCESSES)),
         ),
     )
 
