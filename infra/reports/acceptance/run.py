@@ -33,7 +33,7 @@ from infra.jobs.history import Submission
 from infra.jobs.transfer import pull
 from infra.render.names import shell_file
 from stacks.errors import UserError
-from stacks.files import is_map, read_bytes
+from stacks.files import is_list, is_map, read_bytes
 from stacks.spec import StackSpec
 from stacks.spec.decode import Decoder, any_text, described, one_of
 from stacks.spec.slurm import ACCEPT_MODULE, JobSpec
@@ -175,7 +175,8 @@ def parse(values: object, name: str) -> Result:
             f"{SCHEMA_VERSION}; run the acceptance again, or use the version that wrote it"
         )
     decoder = Decoder(is_json=True)
-    for index, check in enumerate(values.get("checks") or ()):
+    checks = values.get("checks")
+    for index, check in enumerate(checks if is_list(checks) else ()):
         if is_map(check):
             left_out = [key for key in ("measured", "limit", "reason") if key not in check]
             left_out += [key for key in ("nodes", "unit", "context") if check.get(key) is None]

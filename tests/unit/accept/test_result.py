@@ -60,6 +60,7 @@ def test_a_stage_that_was_asked_for_and_has_no_check_passes_nothing(tmp_path: Pa
         ({"schema": "other"}, "no result of `python -m workloads.accept`"),
         ({"schema_version": 2}, "schema_version 2, this reads 1"),
         ({"checks": "none"}, "x.json: checks: expected a list, got text 'none'"),
+        ({"checks": 5}, "x.json: checks: expected a list, got number 5"),
         ({"nodes": None}, "x.json: nodes: missing; give a list"),
         ({"hardware": None}, "x.json: hardware: missing; give a mapping"),
         ({"run": 3}, "x.json: run: expected a mapping, got number 3"),
