@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pytest
 
-from infra.render.charts import REGISTRY
+from infra.render.charts import KRUISE, REGISTRY
 from stacks.spec import StackSpec
 from tests import SHIPPED
 from tests.components.conftest import Deploy
@@ -102,6 +102,16 @@ def test_objects_of_an_earlier_run_are_taken_over(deployed: Deploy) -> None:
 def test_a_release_waits_for_what_it_needs(deployed: Deploy, later: str, earlier: str) -> None:
     found = releases(deployed("l40s-dev"))
     assert found[earlier].urn in found[later].depends_on
+
+
+@pytest.mark.parametrize("stack", SHIPPED)
+def test_no_release_lies_in_the_namespace_that_kruise_makes_itself(
+    deployed: Deploy, stack: str
+) -> None:
+    """Helm refuses the Namespace of a chart that it has made for the release already."""
+    found = releases(deployed(stack))
+    assert found["kruise"].inputs["namespace"] == "soperator-system"
+    assert KRUISE not in {each.inputs["namespace"] for each in found.values()}
 
 
 def test_the_database_operator_comes_only_with_accounting(

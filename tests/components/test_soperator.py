@@ -65,6 +65,8 @@ def test_observability_comes_with_classes_for_its_disks(
     found = releases(deployed(changed(load("h100-prod"), observability=level)))
     assert found.keys() >= OBSERVABILITY | {"storageclasses", "soperator-dcgm-exporter"}
     assert found["storageclasses"].urn in found["metrics"].depends_on
+    definitions = found["prometheus-operator-crds"]  # of the exporter's monitor, too
+    assert definitions.urn in found["soperator-dcgm-exporter"].depends_on
     asked = [
         found["metrics"].inputs["values"]["vmsingle"]["spec"]["resources"]["limits"]["memory"],
         found["vm-logs"].inputs["values"]["server"]["resources"]["limits"]["memory"],
